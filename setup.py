@@ -57,6 +57,9 @@ def extension():
     folders = ["*.cpp", "cpu/*.cpp"] + ["cuda/*.cu"] * bool(cuda)
     common = ["-O3", "-std=c++20"]
     speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+    # Python's own flags often have -g, which makes the extension ten times as large. CFLAGS=-g keeps the symbols.
+    wanted = any(flag.startswith("-g") for flag in os.environ.get("CFLAGS", "").split())
+    symbols = [] if wanted else ["-g0"]
     # 2.11 is the oldest torch whose stable ABI the sources may use.
     macros = [("TORCH_TARGET_VERSION", "0x020b000000000000")] + [("USE_CUDA", None)] * bool(cuda)
     module = (cpp.CUDAExtension if cuda else cpp.CppExtension)(
@@ -65,7 +68,7 @@ def extension():
         include_dirs=[os.path.abspath("csrc")],
         define_macros=macros,
         extra_compile_args={
-            "cxx": [*common, *speed, "-fvisibility=hidden"],
+            "cxx": [*common, *speed, *symbols, "-fvisibility=hidden"],
             "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
         },
     )

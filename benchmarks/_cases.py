@@ -1,7 +1,7 @@
-"""Cases one after the other, each on disk when it ends, in processes that may die.
+"""Run cases one after the other in processes that may die, and write each result when its case ends.
 
-A case that raises is written as failed, and the next one runs. A case that ends its process (a hang, a crash, an error
-that leaves the CUDA context unusable) is written as failed by whoever started the process, and a new process goes on
+A case that raises is written as failed, and the next one runs. A case can also end its process: by a hang, a crash or
+an error that leaves the CUDA context unusable. Then the parent process writes it as failed, and a new process goes on
 with the next case.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from fastenc._base.files import write_atomically
 
-AGAIN = 75  # exit code: this process is of no use any more
+AGAIN = 75  # exit code: this process cannot run another case
 Case = tuple[str, Callable[[], dict[str, Any]]]
 
 
@@ -57,14 +57,15 @@ class Report:
 
 
 def synchronize() -> None:
-    torch = sys.modules.get("torch")  # without it nothing is under way
+    torch = sys.modules.get("torch")  # without torch no kernel is under way
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
 def device_works() -> bool:
-    """Whether the CUDA context still takes work; an illegal access, say, ends it for the whole process."""
+    """Whether the CUDA context still accepts work. An illegal memory access, for example, ends it for the whole
+    process."""
     try:
         synchronize()
     except Exception:
@@ -80,22 +81,22 @@ def run_cases(
     limit: float | None = None,
     works: Callable[[], bool] = device_works,
 ) -> int:
-    """Run what the report lacks.
+    """Run the cases that the report lacks.
 
     Args:
-        limit: seconds of a case, after which the process ends; None: no limit.
-        works: asked after a failure whether this process can go on.
+        limit: seconds that a case may take, after which the process ends; None: no limit.
+        works: called after a failure; says whether this process can go on.
     Returns: 0 after the last case, else AGAIN.
     """
     done = set(report.section(section)["cases"])
-    report.write()  # also where there is no case
+    report.write()  # the report exists even without a case
     for name, call in cases:
         if name in done:
             continue
         report.begin(section, name)
         start = time.perf_counter()
         if limit is not None:
-            # Also where Python does not get to run.
+            # A thread of C ends the process: Python code may not run any more.
             faulthandler.dump_traceback_later(limit, exit=True)
         try:
             row = call()
@@ -115,7 +116,7 @@ def run_cases(
 
 
 def unless_wrong(cases: Iterable[Case], wrong: Container[str]) -> Iterator[Case]:
-    """The cases, of which the wrong ones fail at once: what is not right is not timed."""
+    """The cases, but those in ``wrong`` fail at once: a case with wrong results is not timed."""
     for name, call in cases:
         yield name, _refused if name in wrong else call
 
@@ -125,9 +126,9 @@ def _refused() -> dict[str, Any]:
 
 
 def supervise(command: Sequence[str], path: Path, section: str) -> list[str]:
-    """Run a command that runs a section's cases, anew after each case that ended it.
+    """Run a command that runs a section's cases; start it again after each case that ended its process.
 
-    Returns: the cases that failed; the section's name where it ended outside a case.
+    Returns: the cases that failed, or the section's name where the process ended outside a case.
     """
     while (code := subprocess.run(command).returncode) != 0:
         report = Report(path)

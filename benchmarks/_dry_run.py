@@ -1,14 +1,13 @@
-"""A benchmark as on an H200, without one, to find mistakes in it before a machine is lent. No figure comes out of it.
+"""Runs a benchmark as on an H200 without one, to find mistakes in it before a machine is lent. It gives no times.
 
     python -m benchmarks._dry_run MODULE [ARGUMENT ...]
 
-Ops on CPU tensors take their Triton kernels, which are compiled for sm_90 and started by Triton's own launcher on a
-driver that starts nothing (_fake_gpu.py), so results stay zeros. Sizes are small, models have a layer.
-Nothing is timed: of a case the report says only which kernels were started, and one that starts none is a failure.
+Ops on CPU tensors use their Triton kernels. These are compiled for sm_90, and Triton's own launcher starts them on a
+driver that starts nothing (_fake_gpu.py), so results stay zero. Sizes are small, and models have one layer. Nothing is
+timed: the report of a case lists the kernels that were started. A case that starts none has failed.
 """
 
 import os
-import runpy
 import sys
 import warnings
 from collections import Counter
@@ -20,6 +19,8 @@ from importlib import import_module
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+
+import torch
 
 os.environ["FASTENC_WARP_GROUPS"] = "1"
 from fastenc.kernels import device, launch
@@ -34,22 +35,24 @@ MODULE = "benchmarks._dry_run"
 
 def as_on_a_gpu() -> None:
     """Dispatch, launch rules and grids of sm_90 for CPU tensors."""
-    import torch
     from torch.utils._device import _device_constructors
 
-    from fastenc.ops import _attention_blocks, _dispatch, _library
+    from fastenc.nn import adamw
+    from fastenc.ops import attention_blocks, dispatch, library
 
-    _dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
+    dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
         triton_limit if impl != "cudnn" else "cuDNN is not there"
     )
-    _attention_blocks.choose = lambda *arguments, **options: "triton"
-    library = torch.library.Library("fastenc", "IMPL")
-    kept.append(library)
+    attention_blocks.choose = lambda *arguments, **options: "triton"
+    adamw.runs_on = lambda device: os.environ.get("FASTENC_ADAMW") != "0"
+    overrides = torch.library.Library("fastenc", "IMPL")
+    kept.append(overrides)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
-        for name, kernel in _library.triton_kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
-    _device_constructors()  # a table of them, kept as they are at its first use
+        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
+        for name, kernel in library.triton_kernels.items():
+            kernel = with_values(kernel) if name == "unpack" else kernel
+            overrides.impl(name, kernel, "CPU", allow_override=True)
+    _device_constructors()  # torch makes a table of them at its first use; it must hold the originals
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(owner, name, zeroed(getattr(owner, name)))
     launch.architecture = lambda device: "sm_90"
@@ -59,8 +62,20 @@ def as_on_a_gpu() -> None:
             module.persistent_programs = device.persistent_programs
 
 
+def with_values(unpack):
+    """``unpack`` with the reference's result: later steps depend on the labels and masks of a padded batch."""
+    from fastenc.reference import packing as reference
+
+    @wraps(unpack)
+    def run(*arguments):
+        unpack(*arguments)
+        return reference.unpack(*arguments)
+
+    return run
+
+
 def zeroed(new):
-    """``new`` with zeros: a step on whatever was in memory would end with a loss that is NaN."""
+    """``new`` with zeros: from uninitialised memory, a step could end with a NaN loss."""
 
     @wraps(new)
     def filled(*arguments, **options):
@@ -70,22 +85,36 @@ def zeroed(new):
     return filled
 
 
-kept: list = []  # a library's registrations end with it
+kept: list = []  # keep them alive: a library's registrations end with it
+running = ""  # the benchmark or case; its name begins with the op's
 
 
 def compare(providers: dict, **options) -> dict:
-    """In place of ``_harness.compare``: each provider once."""
+    """Replaces ``_harness.compare``: calls each provider once."""
     rows = {}
     for name, call in providers.items():
         if isinstance(call, str):
             rows[name] = {"missing": call}
             continue
+        before = len(_fake_gpu.launches())
         try:
             call()
-            rows[name] = {"dry run": "not timed"}
         except Exception as error:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"[:150]}
+            continue
+        kernels = kernels_since(before)
+        rows[name] = {"dry run": "not timed", "kernels": ", ".join(kernels)}
+        if name.startswith("fastenc"):
+            rows[name] |= unstarted(kernels, running)
     return rows
+
+
+def kernels_since(launches: int) -> dict[str, int]:
+    return Counter(each["kernel"] for each in _fake_gpu.launches(launches))
+
+
+def unstarted(kernels: dict[str, int], name: str) -> dict[str, str]:
+    return {} if kernels or in_cuda(name) else {"failed": "it starts no kernel"}
 
 
 def noted(cases: Iterable) -> Iterator:
@@ -94,21 +123,20 @@ def noted(cases: Iterable) -> Iterator:
 
 
 def started(name: str, call) -> dict:
-    """The kernels that a case started, and whether it failed; none of its figures."""
-    before = len(_fake_gpu.launches())
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # they tell times
+    """The kernels that a case started, and whether it failed; without its figures."""
+    global running
+    running, before = name, len(_fake_gpu.launches())
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the output has times
         row = call()
-    kernels = Counter(each["kernel"] for each in _fake_gpu.launches(before))
-    failed = {"failed": row["failed"]} if "failed" in row else {}
-    if not kernels and not in_cuda(name):
-        failed = {"failed": "it starts no kernel"}
+    kernels = kernels_since(before)
+    failed = {"failed": row["failed"]} if "failed" in row else unstarted(kernels, name)
     print(f"  {name}: {', '.join(kernels) or 'CUDA C++, not started'}", flush=True)
     return {"dry run": REMARK, "kernels": kernels, **failed}
 
 
 def in_cuda(name: str) -> bool:
-    """Whether the case's op has its kernel in CUDA C++, which this driver is not asked for."""
-    from fastenc.ops._dispatch import DECLARED
+    """Whether the op's kernel is CUDA C++, which this driver does not start."""
+    from fastenc.ops.dispatch import DECLARED
 
     op = name.partition(",")[0]
     return op in DECLARED and "cuda" in DECLARED[op].implementations
@@ -122,19 +150,20 @@ def small_sizes() -> None:
 
     for name, config in models.SIZES.items():
         models.SIZES[name] = replace(config, num_layers=1)
-    bench_models.TOKENS, bench_models.NAMES = 512, bench_models.NAMES[:1]
+    bench_models.TOKENS, bench_models.DTYPE = 512, torch.bfloat16
+    bench_models.AUTOCAST = bench_models.GRAPHS = True
     gpu_quick.REAL = gpu_quick.REAL._replace(
         tokens=1024, vocabulary=1000, batches=((512, 128), (1024, 512))
     )
     gpu_quick.FILE, gpu_quick.RUNNER = "dry_run.json", (MODULE,)
     gpu_quick.REMARKS, gpu_quick.noted = {"device": REMARK}, noted
-    # The sweep: a launch of each op, with every result right and every time the same.
+    # The sweep makes one launch for each op; every result counts as right, and every time is the same.
     sweep.ON_GPU = tune.ON_GPU = True
     tune.kernel_clock = lambda: lambda call, prepare: 1.0
     tune.Tuner._right = staticmethod(lambda result, truth, tolerance: True)
     modules = [import_module(f"benchmarks.{path.stem}") for path in FOLDER.glob("bench_*.py")]
     tuned = [module.tuned for module in modules if hasattr(module, "tuned")]
-    # Two of each: attention's are a long and a short one.
+    # Two of each; for attention a long and a short one.
     tune.problems = lambda dtype: (
         make for problems in tuned for make in islice(problems(dtype), 2)
     )
@@ -147,11 +176,18 @@ def small_sizes() -> None:
 def main() -> None:
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
+    global running
     as_on_a_gpu()
     _harness.compare = compare
     small_sizes()
     sys.argv = sys.argv[1:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    name = sys.argv[0]
+    running = name.rpartition(".")[2].removeprefix("bench_")
+    # Not run as __main__: that would be a second copy of the module, with the sizes of a GPU.
+    module = import_module(name)
+    raise SystemExit(
+        (module if hasattr(module, "main") else import_module(f"{name}.__main__")).main()
+    )
 
 
 if __name__ == "__main__":

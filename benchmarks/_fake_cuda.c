@@ -101,8 +101,8 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
   const Kernel* kernel = (const Kernel*)function;
-  fprintf(notes(), "{\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"threads\": %u, \"shared\": %u, \"parameters\": [",
-          kernel->name, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+  fprintf(notes(), "{\"kernel\": \"%s\", \"function\": %llu, \"grid\": [%u, %u, %u], \"threads\": %u, \"shared\": %u, \"parameters\": [",
+          kernel->name, (unsigned long long)function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
           config->sharedMemBytes);
   for (int i = 0; i < kernel->count; ++i) {
     uint64_t value = 0;

@@ -1,6 +1,6 @@
-"""Triton's own CUDA driver and launcher on a libcuda that starts nothing (_fake_cuda.c); tensors lie on the CPU.
+"""Triton's own CUDA driver and launcher on a libcuda that starts nothing (_fake_cuda.c); tensors are on the CPU.
 
-Importing this makes it Triton's driver. :func:`launches` reads what was started.
+Importing this module makes it Triton's driver. :func:`launches` returns what was started.
 """
 
 import atexit
@@ -19,7 +19,7 @@ LOG = FOLDER / "launches.jsonl"
 
 
 def _build() -> Path:
-    """A library with the real one's name, by which Triton's module finds it loaded."""
+    """Build a library with the real one's name, so that Triton's module uses it."""
     library = FOLDER / "libcuda.so.1"
     include = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
     source = Path(__file__).with_name("_fake_cuda.c")
@@ -51,5 +51,9 @@ driver.set_active(cuda)
 
 
 def launches(since: int = 0) -> list[dict]:
-    """{"kernel", "grid", "threads", "shared", "parameters": [[bytes, value], ...]} of each launch since that one."""
+    """{"kernel", "grid", "threads", "shared", "parameters": [[bytes, value], ...]} of each launch since number
+    ``since``.
+
+    "parameters" is [[bytes, value], ...].
+    """
     return [json.loads(line) for line in LOG.read_text().splitlines()[since:]]

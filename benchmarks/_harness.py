@@ -1,9 +1,9 @@
 """What every benchmark shares: correctness first, alternating runs, medians, the roofline of the same run, JSON.
 
-A provider whose result is wrong is reported as wrong, without a time; one that is not installed, or refuses the case,
-with its reason. Runs of the providers alternate in one process, so that a drift of the machine's speed hits all of
-them alike; quote the ratios. On a GPU an op's time is that of its kernels from a cold cache (KernelTimer), and a
-model's that from the call to the finished work. Results are written after every group of cases.
+A provider whose result is wrong is reported as wrong and gets no time. One that is not installed or refuses the case is
+reported with the reason. The providers' runs alternate in one process, so that a drift of the machine's speed affects
+all of them alike; quote the ratios. On a GPU an op's time is that of its kernels from a cold cache (KernelTimer), and a
+model's time lasts from the call to the end of its work. Results are written after every group of cases.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -37,11 +37,11 @@ RESULTS = Path(os.environ.get("FASTENC_RESULTS", Path(__file__).parent / "result
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ON_GPU = DEVICE.type == "cuda"
 TURN, PAUSE = 0.05, 0.02  # seconds
-# benchmarks/gpu_parts.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether results that
-# an earlier call of the stage left are kept.
+# benchmarks/gpu_parts.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether to keep the
+# results of an earlier, unfinished call of the stage.
 END = float(os.environ.get("FASTENC_BENCH_END", "inf"))
 GO_ON = "FASTENC_BENCH_GO_ON" in os.environ
-LEAST_LEFT = 30  # seconds before END in which no group is begun
+LEAST_LEFT = 30  # no group begins in the last seconds before END
 UNFINISHED = 75  # exit code, EX_TEMPFAIL of sysexits.h
 LIBRARIES = (
     "fastenc",
@@ -55,12 +55,12 @@ LIBRARIES = (
     "numpy",
 )
 NOT_INSTALLED = "not installed"
-# Largest ||result - truth|| / ||truth||: a wrong formula is far above, the rounding of a few operations below.
+# Largest ||result - truth|| / ||truth||. A wrong formula is far above, the rounding of a few operations below.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def machine() -> dict:
-    """The device and the versions that the figures belong to."""
+    """The device and the versions with which the figures were measured."""
     versions = {}
     for name in LIBRARIES:
         try:
@@ -80,7 +80,7 @@ def machine() -> dict:
 def _processor() -> str:
     if limit := os.environ.get("FASTENC_ISA"):  # it stands for another processor
         return f"{_processor_name()} as {limit}"
-    # Processors with and without AMX have the same name, and bfloat16 at different speeds.
+    # Processors with and without AMX can have the same name, but compute bfloat16 at different speeds.
     return _processor_name() + (" with AMX" if torch.cpu._is_amx_tile_supported() else "")
 
 
@@ -93,7 +93,7 @@ def _processor_name() -> str:
 
 
 def folder_of_device() -> str:
-    """Results of this kind of device go into benchmarks/results/<this>: nvidia-h200, amd-epyc-2-cores."""
+    """The folder below benchmarks/results/ for this kind of device: nvidia-h200, amd-epyc-2-cores."""
     if ON_GPU:
         return torch.cuda.get_device_name().lower().replace(" ", "-")
     words = re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)|processor|cpu", "", _processor().lower()))
@@ -102,7 +102,7 @@ def folder_of_device() -> str:
 
 @cache
 def ceilings() -> Ceilings:
-    """This process's device; each ceiling is measured when the first figure needs it."""
+    """The ceilings of this process's device; each is measured when a figure first needs it."""
     return Ceilings(DEVICE)
 
 
@@ -116,7 +116,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def peer(module: str, make: Callable[[Any], Any]) -> Any:
-    """``make(module)``, or why there is no such provider."""
+    """``make(module)``, or the reason why this provider is missing."""
     try:
         return make(importlib.import_module(module))
     except ImportError as error:
@@ -124,14 +124,28 @@ def peer(module: str, make: Callable[[Any], Any]) -> Any:
         return NOT_INSTALLED if missing else f"{type(error).__name__}: {error}"
 
 
-def compiled(function: Callable) -> Callable:
-    """torch.compile for one case: with another's graphs forgotten, or it would give up after some recompilations."""
+def compiled(function: Callable, mode: str | None = None) -> Callable:
+    """torch.compile for one case. Graphs of other cases are forgotten: after some recompilations it would give up."""
     torch.compiler.reset()
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=False, mode=mode)
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Inside, the environment variable has this value."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class Prepared(NamedTuple):
-    """A call whose preparation is not timed; on a GPU only."""
+    """A call with a preparation that is not timed; on a GPU only."""
 
     prepare: Callable[[], Any]
     run: Callable[[Any], Any]
@@ -150,16 +164,18 @@ def compare(
     seconds: float | None = None,
     min_rounds: int = 5,
 ) -> dict:
-    """Time the providers in turn. A turn starts after a pause, in which another provider's threads stop spinning; a
-    short call gets a turn of ``TURN`` seconds, of which on a CPU the first call is left out and the mean counts.
+    """Time the providers by turns.
+
+    A turn starts after a pause, in which the threads of other providers stop spinning. A short call is repeated for
+    ``TURN`` seconds, and the mean counts; on a CPU without the first call.
 
     Args:
         providers: a call, or the reason why there is none.
-        baseline: the provider that the ratios divide.
+        baseline: the provider whose time the speedups are relative to.
         check: called with a provider's name and its result; returns what is wrong, or None.
-        work: the least bytes and FLOPs of a call; adds rates and the share of the roofline.
+        work: the least bytes and FLOPs of a call, for rates and the share of the roofline.
         end_to_end: on a GPU, count the host's time too, and do not empty the cache.
-        seconds: about how long the timing of all providers together lasts; None: 4, on a GPU 1.
+        seconds: about how long the timing of all providers takes together; None: 4, on a GPU 1.
     Returns: {provider: {"median_ms", "p20_ms", "p80_ms", "rounds", "speedup", ...}}, or {"wrong": what},
         {"missing": why}, {"failed": error}.
     """
@@ -175,7 +191,7 @@ def compare(
             reason = (str(error).strip() or "no message").splitlines()[0][:150]
             results[name] = {"failed": f"{type(error).__name__}: {reason}"}
             if ON_GPU:
-                torch.cuda.empty_cache()  # it may have failed for want of memory
+                torch.cuda.empty_cache()  # the call may have failed for lack of memory
             continue
         if "wrong" not in results[name]:
             alive[name] = call
@@ -205,7 +221,7 @@ def compare(
 
 
 def rates(work: Work, seconds: float) -> dict[str, float]:
-    """What a time means beside the work and the ceilings of this run."""
+    """The rates that a time means, and their share of this run's ceilings."""
     floor = ceilings().floor(work)
     found = {
         "bytes": work.bytes,
@@ -219,9 +235,9 @@ def rates(work: Work, seconds: float) -> dict[str, float]:
 
 
 def _first_calls(name: str, call: Callable, check, end_to_end: bool):
-    """A row with the peak memory or what is wrong, and the call's turn."""
+    """A row with the peak memory, or with what is wrong; and the provider's turn."""
     row: dict[str, Any] = {}
-    call()  # compiles, and fills whatever the provider keeps
+    call()  # compiles, and fills the provider's caches
     before = _start_of_peak()
     result = call()
     synchronize(DEVICE)
@@ -262,7 +278,7 @@ def _cpu_turn(call: Callable, repeats: int) -> list[float]:
 
 
 class Provider(NamedTuple):
-    """An op as one library offers it: a call with gradients, and how its layout becomes the truth's."""
+    """An op as a library offers it: a call with gradients, and the change of its layout to the truth's."""
 
     call: Callable[[], Tensor]
     inputs: tuple[Tensor, ...]
@@ -283,9 +299,9 @@ def compare_op(
     """Cases "name, forward", on a GPU also "name, backward", and "name, forward + backward".
 
     Args:
-        truth: the same op in float64; its gradients are those of its own inputs, in the providers' order.
+        truth: the same op in float64; returns the gradients of its own inputs, in the providers' order.
         forward, backward: the least work of each direction.
-        checked: False for an op with random results, of which only finiteness is asked.
+        checked: False for an op with random results, which only have to be finite.
     """
     exact_out = truth.call()
     exact = (exact_out.detach(), *torch.autograd.grad(exact_out, truth.inputs, truth.dout))
@@ -336,7 +352,7 @@ def compare_functions(
     backward: Work,
     checked: bool = True,
 ) -> dict[str, dict]:
-    """:func:`compare_op` for functions of the same inputs; the baseline's in float64 is the truth."""
+    """:func:`compare_op` for functions with the same inputs; the truth is the baseline in float64."""
     wide = tuple(value.detach().double().requires_grad_() for value in inputs)
     providers = {
         key: f if isinstance(f, str) else Provider(lambda f=f: f(*inputs), inputs, dout)
@@ -352,7 +368,7 @@ def _path(name: str) -> Path:
 
 
 def read_cases(name: str) -> dict:
-    """The cases of this device's results so far, to go on from; {} without any."""
+    """The cases in this device's results so far; {} without any."""
     path = _path(name)
     return json.loads(path.read_text())["cases"] if path.exists() else {}
 
@@ -360,7 +376,7 @@ def read_cases(name: str) -> dict:
 def write(name: str, cases: dict) -> Path:
     """Write a benchmark's cases as JSON with machine, versions and ceilings, and print them as a table.
 
-    Exits with an error when one of fastenc's own rows is wrong or failed.
+    Exits with an error if a row of fastenc itself is wrong or failed.
     """
     path = _save(name, {"machine": machine(), "ceilings": ceilings().as_json(), "cases": cases})
     print(f"\n{name} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path})")
@@ -392,16 +408,16 @@ def run_shapes(op: str, measure: Callable[..., dict], shapes: dict[str, tuple]) 
 def measure_groups(name: str, groups: Groups, broken: list[str]) -> None:
     """Measure one group of cases after another; write the results and print the cases after each.
 
-    A group that raises does not stop the next. With GO_ON, a group is left out if the results hold it already, right
-    and measured with the same table of launch parameters; groups that went wrong come last. If the next group would
-    last beyond END, the program exits: with an error if anything is broken, else with UNFINISHED.
+    A group that raises does not stop the next. With GO_ON, a group is left out if the results already hold it, correct
+    and measured with the same table of launch parameters; groups that went wrong come last. If the next group would not
+    end before END, the program exits: with an error if anything is broken, else with UNFINISHED.
 
     Args:
-        broken: what raises, and which of fastenc's own rows are wrong or failed, is added to it.
+        broken: gets the errors, and the rows of fastenc itself that are wrong or failed.
     """
     content = _begun(name) if GO_ON else _nothing_yet()
     if math.inf > END:
-        # A stage that is ended in its first group must not leave older results as its own.
+        # A stage that ends in its first group must not leave older results as its own.
         _save(name, content)
     longest = float(LEAST_LEFT)
     left = [group for group in groups if group not in content["measured"]]
@@ -435,7 +451,7 @@ def _nothing_yet() -> dict[str, Any]:
 
 
 def _begun(name: str) -> dict[str, Any]:
-    """The results of an unfinished run, if they belong to the table of launch parameters that counts now."""
+    """The results of an unfinished run, if they were measured with the present table of launch parameters."""
     fresh, path = _nothing_yet(), _path(name)
     found = json.loads(path.read_text()) if path.exists() else {}
     usable = "measured" in found and found["tables"] == fresh["tables"]
@@ -443,13 +459,13 @@ def _begun(name: str) -> dict[str, Any]:
 
 
 def _digest_of_table() -> str | None:
-    """Of this device's table of launch parameters; None without one."""
+    """Digest of this device's table of launch parameters; None without one."""
     path = launch.TABLES / f"{launch.architecture(DEVICE)}.json"
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _joined(before: dict, now: dict) -> dict:
-    """Ceilings of two processes: the later figure of each."""
+    """The ceilings of two processes; of a ceiling that both have, the later figure."""
     rates = before.get("product_TFLOP_per_s", {}) | now.get("product_TFLOP_per_s", {})
     return before | now | ({"product_TFLOP_per_s": rates} if rates else {})
 
@@ -472,7 +488,7 @@ def _print(cases: dict) -> None:
 
 
 def _broken(cases: dict) -> list[str]:
-    """fastenc's own rows that are wrong or failed."""
+    """The rows of fastenc itself that are wrong or failed."""
     return [
         f"{case}: {provider}"
         for case, rows in cases.items()

@@ -25,7 +25,7 @@ def padded(sequences: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:
 
 
 def export_onnx(folder: Path, target: Path) -> Path:
-    """The encoder as an ONNX graph from token ids to the last hidden state, with free batch and length."""
+    """The encoder as an ONNX graph from token ids to the last hidden state; batch and length are dynamic."""
 
     class Hidden(torch.nn.Module):
         def __init__(self):
@@ -75,7 +75,7 @@ class OnnxRuntime:
         self.names = {value.name for value in self.session.get_inputs()}
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
-        # The fused embedding takes int32; the graph says which.
+        # The fused embedding takes int32; the graph says whether it has one.
         kinds = {
             v.name: np.int32 if "int32" in v.type else np.int64 for v in self.session.get_inputs()
         }

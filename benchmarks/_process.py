@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, so that its peak memory is its own too."""
+"""Runs one measurement in a process of its own, so that its peak memory is its own too."""
 
 import resource
 import time
@@ -11,8 +11,8 @@ import torch
 
 
 def isolated(function: Callable[..., dict], *arguments: Any) -> dict:
-    """``function(*arguments)`` in a fresh process, with ``peak_memory`` added: MiB of the whole process, or on a GPU of
-    torch's allocator. Function and arguments must be importable and picklable."""
+    """Call ``function(*arguments)`` in a fresh process and add ``peak_memory`` in MiB: of the whole process, or on a
+    GPU of torch's allocator. Function and arguments must be importable and picklable."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_with_peak_memory, function, arguments).result()
 
@@ -27,8 +27,8 @@ def _with_peak_memory(function: Callable[..., dict], arguments: tuple) -> dict:
 
 
 class Stopwatch:
-    """``with Stopwatch() as watch: ...``, then ``watch.times``: {"seconds", "cpu_seconds"}, the latter what the process
-    computed in that time, which other work on the machine hardly changes."""
+    """``with Stopwatch() as watch: ...``, then ``watch.times``: {"seconds", "cpu_seconds"}. CPU seconds are what the
+    process computed in that time; other work on the machine hardly changes them."""
 
     def __enter__(self) -> "Stopwatch":
         self._begin = time.perf_counter(), time.process_time()

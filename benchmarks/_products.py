@@ -1,18 +1,18 @@
-"""A floor of inference on a CPU: the matrix products of an encoder's layers and nothing between them."""
+"""A lower bound of inference time on a CPU: the matrix products of an encoder's layers and nothing between them."""
 
 import torch
 
 from fastenc.models import Encoder
-from fastenc.ops._gemm import gemm_packed, pack_weight
+from fastenc.ops.gemm import gemm_packed, pack_weight
 
 FLOOR = "the packed tokens' matrix products alone, float32"
 
 
-ROWS = 256  # of a product: their inputs and outputs stay in the cache, as in a fused layer
+ROWS = 256  # of a product; its input and output then stay in the cache, as in a fused layer
 
 
 class Products:
-    """The products of every layer, from weights packed before, for ROWS tokens at a time."""
+    """The products of every layer, with weights packed in advance, for ROWS tokens at a time."""
 
     def __init__(self, encoder: Encoder):
         linears = [

@@ -1,7 +1,7 @@
-"""A driver for Triton that compiles for a GPU that is not here and starts nothing.
+"""A driver for Triton that compiles for a GPU that is not present and starts nothing.
 
-Not beside Triton's interpreter (TRITON_INTERPRET): kernels are compiled for sm_90, and a launch does everything but
-start them. Tensors lie on the CPU.
+It does not work with Triton's interpreter (TRITON_INTERPRET). Kernels are compiled for sm_90. A launch does everything
+but start the kernel. Tensors are on the CPU.
 """
 
 import triton.compiler.compiler
@@ -23,7 +23,7 @@ class _Utils:
 
 
 class _Launcher:
-    last: tuple = ()  # what the last launch was called with
+    last: tuple = ()  # arguments of the last launch
 
     def __init__(self, source, metadata):
         pass

@@ -1,4 +1,4 @@
-"""What benchmarks tell ``benchmarks.tune``: the problems whose launches it times."""
+"""How benchmarks name the problems whose launches ``benchmarks.tune`` times."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,15 +10,15 @@ from torch import Tensor
 from benchmarks._harness import DEVICE, TOLERANCES
 
 TOKENS = 16384  # of a batch on a GPU
-TF32_TOLERANCE = TOLERANCES[torch.float16]  # as many bits of significand: 11
+TF32_TOLERANCE = TOLERANCES[torch.float16]  # TF32's significand has as many bits as float16's: 11
 
 
 class Problem(NamedTuple):
     """An op at a shape to tune for: op(*inputs, impl=...), differentiable in its inputs.
 
     Fields:
-        mode: what it is tuned under, a context, such as deterministic backwards.
-        tolerance: largest ||result - truth|| / ||truth|| of a right result; that of the inputs' dtype if None.
+        mode: a context in which it is tuned, such as deterministic backwards.
+        tolerance: largest ||result - truth|| / ||truth|| of a correct result; None: that of the inputs' dtype.
     """
 
     op: str
@@ -46,7 +46,7 @@ def tf32() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)  # the truth's products may be neither
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the truth's ops may not be
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""Packed attention against padded sdpa and its backends, a loop over the sequences, cuDNN's packed kernels, torch's
-varlen_attn and, where something is added to the scores, flex_attention.
+"""Packed attention against other ways to compute it: padded sdpa and its backends, a loop over the sequences, cuDNN's
+packed kernels, torch's varlen_attn, and flex_attention where something is added to the scores.
 
 python -m benchmarks.bench_attention [plain | variants]
 
-plain: real and equal lengths; other dtypes, sizes of the heads and dropout on some of them. variants: a window, biases,
-and queries of other sequences than the keys, in results of their own. 12 heads of 64, on a CPU of 32.
+plain: real and equal lengths; for some of them other dtypes, head sizes and dropout. variants: a window, biases, and
+keys of other lengths than the queries, with results of their own. 12 heads of 64, on a CPU of 32.
 """
 
 import random
@@ -49,7 +49,7 @@ TABLES = {
 }
 HEADS, HEAD_DIM = (12, 64) if ON_GPU else (12, 32)
 WINDOW = 64  # to each side, as in ModernBERT's local layers (Warner et al. 2024, arXiv:2412.13663)
-FARTHEST = 128  # distance in T5's table
+FARTHEST = 128  # the largest distance in T5's table
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -59,11 +59,11 @@ BACKENDS = {
 
 
 class Case(NamedTuple):
-    """A batch to attend over, and how."""
+    """A batch, and the form of attention over it."""
 
-    batch: str  # what the lengths are of
+    batch: str  # the name of its lengths
     lengths: list[int]
-    key_lengths: list[int] | None = None  # of keys and values in tensors of their own
+    key_lengths: list[int] | None = None  # lengths of keys and values that are separate tensors
     variant: str = ""  # "window", "ALiBi", "relative bias" or "key bias"
     dtype: torch.dtype = torch.bfloat16 if ON_GPU else torch.float32
     heads: int = HEADS
@@ -83,8 +83,8 @@ class Case(NamedTuple):
         return ", ".join(label for label in labels if label)
 
     def work(self) -> tuple[Work, Work]:
-        """Forward: q, k, v read, out written; the products q k^T and p v. Backward: these, out and dout read, dq, dk
-        and dv written; the scores once more and four products of gradients."""
+        """Forward: q, k, v are read and out is written; the products q k^T and p v. Backward: these and dout are read,
+        dq, dk and dv are written; the scores again, and four products for gradients."""
         keys = self.key_lengths or self.lengths
         pairs = sum(n * m for n, m in zip(self.lengths, keys, strict=True))
         if self.variant == "window":
@@ -139,12 +139,13 @@ def variant_cases() -> list[Case]:
     else:
         ragged, even = "32 sequences of 8 to 40", "16 sequences of 128"
         queries, keys = "32 sequences of 8 to 40", "32 sequences of 10 to 256"
-        # Two heads, because the peers hold all scores; full attention for comparison: time should fall with the window.
+        # Two heads, because the peers store all scores. Full attention for comparison: the time should fall with the
+        # window.
         long = partial(Case, "1 sequence of 4096", [4096], heads=2, head_dim=64)
         windowed = [long(), long(variant="window")]
     alone = (
         (ragged, "ALiBi"),
-        # Without padding, whose mask the padded peers would have to join with the table's bias at every call.
+        # Without padding: the padded peers would have to add its mask to the table's bias in every call.
         (even, "relative bias"),
         (ragged, "key bias"),
     )
@@ -154,15 +155,15 @@ def variant_cases() -> list[Case]:
 
 
 class Variant(NamedTuple):
-    """What is added to the scores, as each provider takes it.
+    """What is added to the scores, in the form that each provider takes.
 
     Fields:
-        arguments: fastenc's, from the parameters.
-        bias: (1 or batch, 1 or heads, queries, keys) from the distances (queries, keys), the keys' places in the packed
-            batch (batch, keys) and the parameters.
-        score: one score with it, from the score, the head, the distance, the key's place and the parameters.
-        parameters: what has a gradient beside q, k and v.
-        window: how many tokens are seen on each side.
+        arguments: fastenc's arguments, from the parameters.
+        bias: (1 or batch, 1 or heads, queries, keys), from the distances (queries, keys), the keys' numbers in the
+            packed batch (batch, keys) and the parameters.
+        score: one changed score, from the score, the head, the distance, the key's number and the parameters.
+        parameters: tensors with a gradient, in addition to q, k and v.
+        window: the number of visible tokens on each side.
     """
 
     arguments: Callable[..., dict] = lambda: {}
@@ -225,9 +226,9 @@ def sdpa(qkv, mask=None, dropout_p=0.0):
 
 
 class Batch:
-    """A case's tensors, packed and padded, and every way to attend over them.
+    """A case's tensors, packed and padded, and every way to compute attention over them.
 
-    Padding and its removal are the caller's own, as in a padded model, and so are masks without a gradient: not timed.
+    The caller pads, removes padding and makes masks without a gradient, as in a padded model; none of this is timed.
     """
 
     def __init__(self, case: Case):
@@ -256,7 +257,7 @@ class Batch:
         self.constant_mask = None if self.variant.parameters else self.mask()
 
     def mask(self, *parameters: Tensor) -> Tensor | None:
-        """What padded attention adds to the scores, or where it looks."""
+        """What padded attention adds to the scores, or a mask of the visible keys."""
         variant, lengths = self.variant, self.case.key_lengths or self.case.lengths
         even, real = len(set(lengths)) == 1, self.real_keys[:, None, None]
         if variant.bias is None:
@@ -264,7 +265,7 @@ class Batch:
         indices = unpack(torch.arange(self.keys.total_tokens, device=DEVICE), self.keys)
         distance = distances(self.queries.max_seqlen, self.keys.max_seqlen)
         bias = variant.bias(distance, indices, *parameters)
-        # As in transformers no -inf: a row of padding that sees no key would be NaN, and so would gradients.
+        # As in transformers, not -inf: a row of padding that sees no key would have NaN, and so would gradients.
         least = torch.finfo(self.case.dtype).min
         return bias.clamp(min=least) if even else bias.masked_fill(~real, least).clamp(min=least)
 
@@ -287,7 +288,7 @@ class Batch:
             return self.padded_call(qkv, parameters)
 
     def one_by_one(self, *inputs: Tensor) -> Tensor:
-        """Every sequence alone."""
+        """One call for each sequence."""
         count = len(self.packed)
         q, k, v = split(inputs[:count])
         lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
@@ -332,7 +333,7 @@ class Batch:
         def score(value, batch, head, i, j):
             return added(value, head, j - i, j, *parameters)
 
-        @cache  # at the first call, where a failure is this provider's
+        @cache  # made in the first call, so that an error is this provider's
         def blocks():
             shape = (self.queries.total_tokens, self.keys.total_tokens)
             return module.create_block_mask(seen, None, None, *shape, device=DEVICE)
@@ -423,23 +424,23 @@ def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
 
 
 def tuned_rarely(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
-    # The deterministic backward's second kernel; its first has the atomic one's entries.
+    # The second kernel of the deterministic backward; its first kernel uses the entries of the atomic one.
     for length in (512, 256) if dtype != torch.float32 else ():
         lengths = [length] * (TOKENS // length)
         yield partial(attention_problem, lengths, 12, 64, dtype, 0.1, mode=deterministic)
-    for p in (0.1, 0.0):  # Longformer's window stands for every bias: all have one entry
+    for p in (0.1, 0.0):  # Longformer's window stands for every bias: all share one entry
         options = {**attention_options(dtype), "window": (256, 256)}
         yield partial(attention_problem, [2048] * 4, 12, 64, dtype, p, **options)
     yield from attention_problems(dtype, (128, 96), p=(0.1, 0.0))
     if dtype == torch.float32:
-        # Last, as candidates with full float32 products compile for up to a minute.
+        # Last, because candidates with full float32 products compile for up to a minute.
         yield from attention_problems(dtype, (64, 32), p=(0.0,), full=True)
 
 
 def attention_problems(
     dtype: torch.dtype, dims: tuple[int, ...], p: tuple[float, ...], full: bool = False
 ) -> Iterator[Callable[[], Problem]]:
-    """full: float32 products, not TF32's."""
+    """full: whether products are full float32 instead of TF32."""
     options = {} if full else attention_options(dtype)
     for dim in dims:
         for probability in p:

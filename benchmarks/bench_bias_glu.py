@@ -32,7 +32,7 @@ def measure(name: str, width: int, activation: str, dtype: torch.dtype) -> dict[
         return ACTIVATIONS[activation](gate) * value
 
     def liger(module):
-        # Its GeGLU has the tanh form only, another function.
+        # Its GeGLU has only the tanh form, which is another function.
         swiglu = module.liger_swiglu
         return lambda x, bias: swiglu(*(x + bias).chunk(2, dim=-1))
 

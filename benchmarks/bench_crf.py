@@ -1,7 +1,7 @@
 """CRF against pytorch-crf: loss with gradients, and decoding; batch 32, lengths 1 to 128, ragged.
 
-The module takes pytorch-crf's padded batch and returns what it returns. "packed" are the public functions on tokens
-that are packed already, as in a training loop over packed batches.
+The module takes pytorch-crf's padded batch and returns what it returns. The rows "packed" are the public functions on
+packed tokens, as in a training loop over packed batches.
 """
 
 from functools import partial
@@ -15,8 +15,8 @@ from fastenc.reference import crf as reference
 
 TABLES = {"crf": "Linear-chain CRF, batch 32, lengths to 128"}
 NOTE = (
-    "fastenc is `fastenc.nn.CRF` in pytorch-crf's place; packed are the functions of `fastenc.ops` on tokens that are "
-    "packed already, as in fastenc's own training. "
+    "fastenc is `fastenc.nn.CRF` in place of pytorch-crf. packed are the functions of `fastenc.ops` on packed tokens, "
+    "as in fastenc's own training. "
 )
 SMALLEST = (3,)  # the shape that the tests measure
 BATCH, LENGTH = 32, 128
@@ -24,9 +24,12 @@ PACKED = "fastenc, packed"
 
 
 def work(tokens: int, num_tags: int) -> tuple[Work, Work]:
-    """Loss and gradients: the forward and the backward recursion, a product of a row and the transitions for each
-    token, and the transitions' gradient, one product more; emissions and tags read, the emissions' gradient written.
-    Best path: emissions read, the path written; maxima, no products."""
+    """The least work of the loss with its gradients, and of decoding.
+
+    Loss: for each token one product of a row and the transitions in the forward recursion, one in the backward
+    recursion and one for the transitions' gradient. Emissions and tags are read, the emissions' gradient is written.
+    Best path: emissions are read, the path is written; maxima and no products.
+    """
     emissions, labels = 4 * tokens * num_tags, 8 * tokens
     products = 3 * 2 * tokens * num_tags**2
     return Work(2 * emissions + labels, products), Work(emissions + labels)
@@ -62,7 +65,7 @@ def measure(num_tags: int) -> dict[str, dict]:
         return loss, torch.autograd.grad(loss, [packed, *ours.parameters()])
 
     def worst_gradient(gradients):
-        """Of the padded emissions, or of the packed ones."""
+        """The largest error of the gradient of the padded, or of the packed, emissions."""
         first, *others = truth
         first = first if gradients[0].dim() == 3 else first[mask]
         pairs = zip(gradients, (first, *others), strict=True)
@@ -89,7 +92,7 @@ def measure(num_tags: int) -> dict[str, dict]:
     expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
 
     def right_paths(_, paths):
-        if isinstance(paths, tuple):  # packed, and their scores
+        if isinstance(paths, tuple):  # the packed form: paths and their scores
             paths = [path.tolist() for path in paths[0].split(lengths.tolist())]
         return None if expected in (None, paths) else "other paths"
 

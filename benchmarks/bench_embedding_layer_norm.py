@@ -1,4 +1,4 @@
-"""LayerNorm(word + position + token type), forward and backward, the word table tied or not."""
+"""LayerNorm(word + position + token type), forward and backward, with the word table tied to the decoder or not."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +34,7 @@ SHAPES = (
 def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str, dict]:
     new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
     tables = new(VOCABULARY, width), new(512, width), new(2, width), new(width), new(width)
-    # Word frequencies fall with the rank, as a language's do.
+    # Word frequencies fall with the rank, as in a natural language.
     ids = (VOCABULARY ** torch.rand(tokens)).long().clamp(max=VOCABULARY - 1).to(DEVICE)
     positions = torch.arange(tokens, device=DEVICE) % 512
     types = torch.arange(tokens, device=DEVICE) // 64 % 2
@@ -96,7 +96,8 @@ def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str,
         else partial(gradients, embed, tables, dy, dlogits)
         for provider, embed in embeddings.items()
     }
-    # Beside the above the table read and the logits written, then the table and dlogits read; three products.
+    # In addition: forward, the table is read and logits are written; backward, the table and dlogits are read. Three
+    # products.
     more = Work(2 * table + 2 * dlogits.nbytes, 6 * dlogits.numel() * width, dtype)
     cases[f"{name}, forward + backward, tied decoder of 8 rows"] = compare(
         calls, baseline="eager", check=check, work=forward + backward + more

@@ -1,10 +1,10 @@
-"""A real checkpoint (MiniLM, 6 x 384) on a CPU: whole corpora of texts of real lengths, sentences per second.
+"""A real checkpoint (MiniLM, 6 x 384) on a CPU: sentences per second over whole corpora of texts of real lengths.
 
-Every provider encodes the same token ids in batches of 32. Hugging Face as it comes takes the batches in the
-corpus's order; "sorted" sorts the corpus by length first, as the peers recommend and as fastenc's ``encode``
-does. Results are compared with Hugging Face's at every real token before anything is timed.
+Every provider encodes the same token ids in batches of 32. "Hugging Face" takes the batches in the corpus's order;
+"sorted" sorts the corpus by length first, as the peers recommend and as fastenc's ``encode`` does. Before anything is
+timed, results are compared with Hugging Face's at every real token.
 
-A processor with bfloat16 units measures as one without them by
+To measure a processor with bfloat16 units as one without them:
 FASTENC_ISA=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE python -m benchmarks.run encoder
 """
 
@@ -74,7 +74,7 @@ def main() -> None:
     model_bf16 = hugging_face(folder).bfloat16()
     patched = patch(hugging_face(folder))
     ours = Encoder.from_pretrained(folder).eval()
-    # Weights packed before, in the place of in every call.
+    # Weights packed once in advance instead of in every call.
     frozen, patched_frozen = (
         freeze(Encoder.from_pretrained(folder)),
         freeze(patch(hugging_face(folder))),

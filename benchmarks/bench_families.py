@@ -1,8 +1,8 @@
 """Whole encoders of the families on a CPU: batches of 32 texts of real lengths, float32, random weights of base size.
 
-Speed does not depend on the weights' values. Hugging Face runs with its "sdpa" attention, or "eager" where the family
-has no other, as MPNet and DeBERTa; batches come in the corpus's order. Results are compared with Hugging Face's at
-every real token before anything is timed.
+Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
+"eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
+is timed, results are compared with Hugging Face's at every real token.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from fastenc.packing import pack_sequences
 
 BATCH = 32
 TEXTS = 2 * BATCH
-# (class, class of its configuration, what differs from the configuration's defaults), each as its base checkpoint
+# (class, class of its configuration, changes to the configuration's defaults), each as its base checkpoint
 BASE = {
     "bert": ("BertModel", "BertConfig", {}),
     "mpnet": ("MPNetModel", "MPNetConfig", {"max_position_embeddings": 514}),

@@ -1,7 +1,7 @@
 """Float32 products of an encoder's layers on a CPU: y = x W^T + b, and both of its gradients.
 
-"fastenc" is our kernel whatever the processor; the layers take it where it is faster (`fastenc info`). "oneDNN" is the
-op that PyTorch has for its own compiler, with the weights as they are.
+"fastenc" is our kernel on any processor; the layers use it where it is faster (`fastenc info`). "oneDNN" is the op that
+PyTorch has for its own compiler, with unpacked weights.
 """
 
 from functools import partial
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_groups
-from fastenc.ops import _library
+from fastenc.ops import library
 
 TABLES = {"gemm": "Float32 products and their gradients"}
 SIZES = {"MiniLM, q k v": (384, 1152), "MiniLM, down": (1536, 384), "BERT-base, up": (768, 3072)}
@@ -39,7 +39,7 @@ def measure(name: str, rows: int, inner: int, columns: int) -> dict[str, dict]:
         calls = {
             "PyTorch": partial(torchs, *given),
             "oneDNN": partial(by_onednn, *given),
-            "fastenc": partial(ours, *given) if _library.HAS_CPP else NOT_INSTALLED,
+            "fastenc": partial(ours, *given) if library.HAS_CPP else NOT_INSTALLED,
         }
         numbers = a.numel() + b.numel() + truth.numel()
         work = Work(4 * numbers, 2 * rows * inner * columns)

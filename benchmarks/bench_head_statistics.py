@@ -1,4 +1,4 @@
-"""Statistics of attention heads against the same from stored probabilities."""
+"""Statistics of attention heads, compared with the same statistics of stored probabilities."""
 
 import torch
 

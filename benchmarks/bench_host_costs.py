@@ -1,4 +1,4 @@
-"""Runs test_host_costs.py by pytest-benchmark and writes its medians as the other benchmarks' results."""
+"""Runs test_host_costs.py with pytest-benchmark and writes its medians like the results of other benchmarks."""
 
 import json
 import subprocess

@@ -62,7 +62,7 @@ def layer_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dic
             inputs,
             dy,
             forward=Work(3 * one, dtype=dtype),  # x and residual read, y written
-            # dy and h read, dh written; with dropout also dx, which is another one then
+            # dy and h read, dh written; with dropout also dx, which then differs from dh
             backward=Work((4 if p else 3) * one, dtype=dtype),
             checked=not p,
         )
@@ -70,7 +70,7 @@ def layer_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dic
 
 
 def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
-    """Of x alone: the encoders that have it normalise before a sublayer, beside a residual that goes on as it is."""
+    """RMSNorm of x alone, as encoders have it before a sublayer; the residual goes past it unchanged."""
     x, dy = (torch.randn(ROWS, width, device=DEVICE).to(dtype) for _ in range(2))
     weight = torch.randn(width, device=DEVICE).to(dtype)
     one = ROWS * width * dtype.itemsize
@@ -78,7 +78,7 @@ def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
     def plain(x, weight):  # what torch.nn.RMSNorm calls
         return F.rms_norm(x, weight.shape, weight, EPS)
 
-    def liger(module):  # in place it would write into dy
+    def liger(module):  # not in place: that would overwrite dy
         return lambda x, weight: module.liger_rms_norm(x, weight, EPS, in_place=False)
 
     functions = {
@@ -99,7 +99,7 @@ def rms_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]
 
 
 def pre_norm_cases(name: str, width: int, dtype: torch.dtype) -> dict[str, dict]:
-    """The norms of two pre-norm sublayers, nothing between them: the residual sum goes past the first one."""
+    """The norms of two pre-norm sublayers with nothing between them; the residual sum goes past the first norm."""
     x, residual, dy = (torch.randn(ROWS, width, device=DEVICE).to(dtype) for _ in range(3))
     weight = torch.randn(width, device=DEVICE).to(dtype)
     one = ROWS * width * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Distillation's loss over the vocabulary, both models' last products included: loss and the student's gradients."""
+"""Distillation's loss over the vocabulary, including both models' last products: loss and the student's gradients."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ DTYPES = (torch.bfloat16,) if ON_GPU else (torch.float32, torch.bfloat16)
 
 
 def work(rows: int, width: int, teacher_width: int, vocabulary: int, dtype: torch.dtype) -> Work:
-    """Four products: both models' logits, and the gradients of the student's rows and weights. Both models' read once
-    for the logits, the student's again for the gradients, which are written."""
+    """Four products: both models' logits, and the gradients of the student's rows and weights. Both models' rows and
+    weights are read once for the logits, the student's again for the gradients; the gradients are written."""
     moved = (vocabulary + rows) * (3 * width + teacher_width)
     flops = 2 * rows * vocabulary * (3 * width + teacher_width)
     return Work(moved * dtype.itemsize, flops, dtype)

@@ -32,7 +32,8 @@ DTYPES = (torch.bfloat16,) if ON_GPU else (torch.float32, torch.bfloat16)
 
 
 def work(labelled: int, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype) -> Work:
-    """Three products over the labelled rows; weights read twice and their gradient written, hidden rows the same."""
+    """Three products over the labelled rows. Weights and hidden rows are read twice, and their gradients are
+    written."""
     moved = 3 * (vocabulary + labelled) * hidden + tokens * hidden
     return Work(moved * dtype.itemsize, 6 * labelled * hidden * vocabulary, dtype)
 
@@ -61,12 +62,12 @@ def measure(
     new = lambda *shape: torch.randn(*shape, device=DEVICE).to(dtype)
     x = new(tokens, hidden).requires_grad_()
     weight = (0.05 * new(vocabulary, hidden)).requires_grad_()
-    # cut-cross-entropy takes no bias; with one of zeros, and without its gradient, all compute the same.
+    # cut-cross-entropy takes no bias. With a bias of zeros whose gradient is not taken, all compute the same.
     bias = torch.zeros(vocabulary, device=DEVICE, dtype=dtype)
     labels = torch.randint(vocabulary, (tokens,))
     labels = torch.where(torch.rand(tokens) < SHARE, labels, -100).to(DEVICE)
     count = int((labels != -100).sum())
-    # As the collator tells it: without it a GPU's every row goes through the product.
+    # The collator passes this number; without it, on a GPU every row goes through the product.
     ours = partial(linear_masked_cross_entropy, max_labels=count)
     losses = {
         "full logits": full,

@@ -1,8 +1,9 @@
 """Masked cross-entropy over full logits with 15 % labelled: loss and gradient, time and memory.
 
-On a CPU timed twice, in processes of their own: with the default allocator, which takes every large buffer fresh from
-the system, and with glibc's tuned to recycle them (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), which spares torch
-most of its page faults. Peak memory is there the growth of the process's largest resident size over one call.
+On a CPU it is timed twice, each in its own process: with the default allocator, which takes every large buffer fresh
+from the system, and with glibc's allocator tuned to recycle buffers (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_),
+which saves torch most of its page faults. Peak memory on a CPU is the growth of the process's largest resident size
+over one call.
 """
 
 import json
@@ -28,7 +29,7 @@ from benchmarks._harness import (
 from fastenc.ops import masked_cross_entropy
 
 SHARE = 0.15
-# rows, vocabulary: BERT's, and on a GPU a multiple of 64 and XLM-R's too
+# rows, vocabulary: BERT's; on a GPU also a multiple of 64, and XLM-R's
 SHAPES = [(16384, 30522), (16384, 30528), (4096, 250112)] if ON_GPU else [(2048, 30522)]
 TUNED = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 
@@ -46,7 +47,7 @@ LOSSES = {
 
 
 def work(labelled: int, rows: int, vocabulary: int, dtype: torch.dtype) -> Work:
-    """Labelled logits read and, like the ignored rows' zeros, their gradient written."""
+    """Labelled logits are read. Their gradient and the zeros of ignored rows are written."""
     return Work((labelled + rows) * vocabulary * dtype.itemsize, dtype=dtype)
 
 
@@ -94,7 +95,7 @@ def measure_dtype(rows: int, vocabulary: int, dtype: torch.dtype) -> dict:
         losses["liger-kernel"] = peer("liger_kernel.transformers.functional", liger)
     calls = {}
     for name, loss_of in losses.items():
-        # Liger writes the gradient over its logits: it has a copy of its own.
+        # Liger overwrites its logits with the gradient, so it gets a copy of its own.
         own = logits.detach().clone().requires_grad_() if name == "liger-kernel" else logits
         calls[name] = (
             loss_of

@@ -1,4 +1,4 @@
-"""Masked-LM corruption of a packed batch: the collator's, on the host, and the device's."""
+"""Masked-LM corruption of a packed batch: by the collator on the host, and on the device."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ VOCABULARY = 30522
 
 
 def tokenizer():
-    """Of BERT's size; only the numbers of its tokens matter here."""
+    """A tokenizer of BERT's size; only the number of its tokens matters here."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
 

@@ -1,9 +1,9 @@
 """One masked-LM training step of a 6-layer, 384-wide model: batch 16 x 128 tokens, vocabulary 30,522, no padding.
 
-Forward, backward and AdamW. Hugging Face computes logits for every token; fastenc for the labelled ones.
-Both start from the same weights and see the same tokens and labels; the losses must agree before anything is timed
-(dropout is off in that comparison and on while timing). The memory of the head is the growth of the process's largest
-resident size over the head's forward and backward, the gradient of the decoder's weights included in both.
+Forward, backward and AdamW. Hugging Face computes logits of every token, fastenc of the labelled ones. Both start from
+the same weights and read the same tokens and labels. Before anything is timed, the losses must agree; dropout is off in
+that comparison and on while timing. The memory of the head is the growth of the process's largest resident size over
+the head's forward and backward, with the gradient of the decoder's weights in both cases.
 """
 
 import json
@@ -67,7 +67,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         print(head_memory(sys.argv[1]))
         return
-    # First of all: a process's largest size starts at its parent's.
+    # Before anything else: the largest resident size of a process starts at its parent's.
     memory = measure_head_memory()
     theirs = hugging_face()
     with tempfile.TemporaryDirectory() as folder:

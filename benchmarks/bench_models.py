@@ -2,11 +2,12 @@
 
 python -m benchmarks.bench_models [MODEL ...] [training | inference] [--no-compile]
 
-Random weights of real sizes; one batch of about 16,384 real tokens on a GPU, in inference also a single text (bfloat16;
-training: autocast over float32 weights, dropout 0.1), 1,024 tokens on a CPU (float32). Tokens and FLOPs are those of
-real tokens and, in the head, of labelled ones, whatever a provider computes besides; MFU divides by the rate of a large
-product measured in the same run. Results must agree with transformers' eager model in float32 before anything is timed:
-hidden states in inference; in training the loss without dropout (with it where the step is compiled or recorded).
+Random weights of real sizes. On a GPU: one batch of about 16,384 real tokens, for inference also a single text;
+bfloat16, in training autocast over float32 weights with dropout 0.1. On a CPU: 1,024 tokens, float32. Tokens and FLOPs
+count real tokens and, in the head, labelled tokens, whatever else a provider computes. MFU divides by the rate of a
+large product measured in the same run. Before anything is timed, results must agree with transformers' eager model in
+float32: in inference the hidden states; in training the loss without dropout, or with it where the step is compiled or
+recorded.
 """
 
 import sys
@@ -38,10 +39,11 @@ from fastenc.profiling.costs import encoder_flops
 
 TOKENS = 16384 if ON_GPU else 1024
 MODES = ("training", "inference")
-NO_COMPILE = "--no-compile"  # no torch.compile, which takes minutes
-GRAPHS = ON_GPU  # elsewhere there are none to record
-COMPILES = ON_GPU and NO_COMPILE not in sys.argv  # transformers' model by torch.compile
+NO_COMPILE = "--no-compile"  # leaves out torch.compile, which takes minutes
+GRAPHS = ON_GPU  # only there can graphs be recorded
+COMPILES = ON_GPU and NO_COMPILE not in sys.argv  # transformers' model by torch.compile too
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+AUTOCAST = ON_GPU  # training in bfloat16
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 24 layers
 WITH_DROPOUT = 5e-2
 SORTED_BATCHES = 8
@@ -62,7 +64,7 @@ def on_device(batch: dict) -> dict:
 
 
 def variants(folder: str, dtype: torch.dtype) -> dict:
-    """Ways to run transformers' model: a model, or why there is none."""
+    """Ways to run transformers' model: for each a model, or the reason why it is missing."""
     flash = lambda _: hugging_face(folder, "flash_attention_2", dtype)
     return {
         "Hugging Face eager": hugging_face(folder, "eager", dtype),
@@ -84,7 +86,7 @@ def finish(rows: dict, tokens: int, flops: float) -> dict:
 
 
 def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
-    """Groups: last hidden states of one batch, real tokens only compared."""
+    """Groups: last hidden states of one batch, compared at real tokens only."""
     found = {
         name: m if isinstance(m, str) else m.base_model
         for name, m in variants(folder, DTYPE).items()
@@ -167,8 +169,8 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
         }
         owners = dict(found)
         if COMPILES:
-            # A shape of its own takes minutes to compile, so one dynamic graph serves all batches of texts. It comes
-            # first: compiled() forgets it.
+            # Compiling each shape by itself would take minutes, so one dynamic graph serves all batches of texts. It
+            # comes first, because compiled() forgets it.
             fixed = name == NAMES[-1]
             compile_name = "Hugging Face sdpa, torch.compile" + ("" if fixed else " dynamic")
             owners[compile_name] = found["Hugging Face sdpa"]
@@ -185,7 +187,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             optimizer = optimizers[id(model)]
 
             def step():
-                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=AUTOCAST):
                     loss = loss_of()
                 loss.backward()
                 optimizer.step()
@@ -195,13 +197,13 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             return step
 
         def recorded():
-            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=ON_GPU):
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=AUTOCAST):
                 return graphs({"batch": packed, "labels": labels, "max_labels": count}).loss
 
         calls = {n: f if isinstance(f, str) else step_of(n) for n, f in losses.items()}
         calls["fastenc.compile_training"] = graphs if isinstance(graphs, str) else recorded
 
-        # A learning rate of 0 keeps the weights, so that every step's loss can be held against the first one's.
+        # With a learning rate of 0 the weights stay, so that every step's loss can be compared with the first one's.
         def check(provider, loss):
             error = abs(loss.item() / truth - 1)
             limit = WITH_DROPOUT if "compile" in provider else TOLERANCE
@@ -226,7 +228,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
 
 @torch.no_grad()
 def exact_loss(model, batch: dict) -> float:
-    """Transformers' loss from the labelled rows' logits alone: those of all rows may not fit."""
+    """Transformers' loss from the logits of the labelled rows alone: those of all rows may not fit into memory."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     chosen = batch["labels"] != -100
     hidden = model.base_model(**inputs).last_hidden_state[chosen]
@@ -241,7 +243,7 @@ def set_mode(owners: dict, train: bool) -> None:
 
 
 def state(row: dict) -> str:
-    """What a row without a time says."""
+    """The words for a row without a time."""
     return next(iter(row.values()), NOT_INSTALLED)
 
 

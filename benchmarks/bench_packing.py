@@ -1,4 +1,4 @@
-"""Packed rows back in their padded places, and the same as the gradient of packing."""
+"""Packed rows copied back to their padded places, and the same as the gradient of packing."""
 
 import torch
 

@@ -1,6 +1,5 @@
 """Rotary position embedding of packed queries or keys against transformers' formula, forward and backward; and
-attention that rotates as it reads against a rotation before it.
-"""
+attention that rotates while it reads against a rotation before attention."""
 
 from functools import partial
 
@@ -69,7 +68,7 @@ def measure(
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     table = table_of(lengths, rotary_dim)
     x, dy = (torch.randn(sum(lengths), heads, dim, device=DEVICE).to(dtype) for _ in range(2))
-    # Transformers forms these once a batch, for all layers.
+    # Transformers computes these once for all layers of a batch.
     of_tokens = torch.cat([table[:length] for length in lengths])[:, None]
     cosine, sine = (half.repeat(1, 1, 2) for half in of_tokens.chunk(2, -1))
 
@@ -83,7 +82,7 @@ def measure(
         "eager": rotate_half,
         "torch.compile": compiled(rotate_half),
     }
-    moved = Work(2 * x.nbytes, dtype=dtype)  # x read, y written; the reverse backward
+    moved = Work(2 * x.nbytes, dtype=dtype)  # x read, y written; the same in the backward
     return compare_functions(
         name, functions, (x.requires_grad_(),), dy, forward=moved, backward=moved
     )

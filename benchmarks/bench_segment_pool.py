@@ -32,7 +32,7 @@ def measure(
     sizes = torch.tensor(lengths, device=DEVICE)
     mask = torch.arange(max(lengths), device=DEVICE) < sizes[:, None]
     x = torch.randn(sum(lengths), width, device=DEVICE).to(dtype).requires_grad_()
-    # What other libraries hold: the padded tensor, real tokens anywhere but in the padding.
+    # Other libraries hold the padded tensor.
     padded = torch.zeros(*mask.shape, width, device=DEVICE, dtype=dtype)
     padded[mask] = x.detach()
     padded.requires_grad_()
@@ -65,7 +65,7 @@ def measure(
         providers,
         Provider(exact, (wide,), dy.double()),
         baseline="padded, masked",
-        forward=moved,  # x read, a row a sequence written
+        forward=moved,  # x read, one row for each sequence written
         backward=moved,  # the reverse
     )
 

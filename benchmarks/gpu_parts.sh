@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# A visit to a machine with an NVIDIA GPU that is lent for minutes, in three parts of at most nine and a half minutes,
-# each useful without the next:
+# Checks and measures an NVIDIA GPU on a machine that is lent for minutes, in three parts of at most nine and a half
+# minutes. Each part is useful without the next.
 #
 #   benchmarks/gpu_parts.sh [--dry-run] 1|2|3
 #
-#   1  builds the extension (goes on without it where that fails); benchmarks.gpu_quick, section by section; Nsight
+#   1  builds the extension, or goes on without it if the build fails; benchmarks.gpu_quick, section by section; Nsight
 #      Compute on each op's kernels; the sweep of launch parameters
 #   2  the GPU tests; check, times and steps again, with the launch parameters that part 1 found
-#   3  whole models on real lengths, training first; a profile; the host's costs; memcheck; then the ops' benchmarks for
-#      as long as there is time, and the next call of this part goes on with them
+#   3  whole models on real lengths, training first; a profile; the host's costs; memcheck; then the ops' benchmarks
+#      until the time is up. The next call of this part goes on with them
 #
-# What a later part needs stays in build/visit/. What is to be taken home lies in $OUT (build/visit/out without it) after
-# every stage: at most 8 files of at most 16 MiB. The machine needs no network; it is the system's Python, or PYTHON.
+# Files that a later part needs stay in build/visit/. After every stage, the files to take home are in $OUT (default:
+# build/visit/out): at most 8 files of at most 16 MiB. The machine needs no network. PYTHON names another Python than
+# that of .venv or the system.
 #
-# --dry-run goes through a part without a GPU, in build/dry-run/: the extension is built, and every kernel is compiled
-# and started on a driver that starts nothing (benchmarks/_dry_run.py), at small sizes and without a clock. It takes about
-# half an hour on two cores.
+# --dry-run runs a part without a GPU, in build/dry-run/. It builds the extension, and compiles every kernel and starts it
+# on a driver that starts nothing (benchmarks/_dry_run.py), at small sizes and without timing. A part takes 10 to 30
+# minutes on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 DRY=
@@ -38,7 +39,7 @@ LOG=$VISIT/log_$PART.txt
 : >"$LOG"
 
 left() { echo $((END - SECONDS)); }
-bring() { # what is to be taken home, as far as it is there
+bring() { # copies the files to take home that exist
   cp "$LOG" "$VISIT"/quick/*.json "$VISIT"/ncu.csv "$OUT/" 2>/dev/null
   [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$OUT/" 2>/dev/null
   [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$VISIT/tuned/" 2>/dev/null
@@ -68,13 +69,13 @@ EXTENSION=python/fastenc/_C$($PYTHON -c 'import sysconfig; print(sysconfig.get_c
 HAS_CUDA="$PYTHON -c 'import torch; from fastenc import _C; raise SystemExit(not _C.build_info()[\"cuda\"])'"
 SOURCE=$({ cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sys, torch; print(sys.version, torch.__version__)'; echo "$ARCH"; } | sha256sum | cut -c 1-16)
 build() {
-  # Only its Python first, which two seconds suffice for: what follows works without the extension too.
+  # First its Python alone, which takes two seconds: the stages work without the extension too.
   stage install 60 "FASTENC_BUILD=0 $PYTHON -m pip install -q --no-index --no-build-isolation --no-deps -e ."
   if [[ -f $VISIT/extension-$SOURCE/${EXTENSION##*/} ]]; then
     cp "$VISIT/extension-$SOURCE/${EXTENSION##*/}" "$EXTENSION"
     stage extension 30 "$HAS_CUDA" && return
   fi
-  stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 CFLAGS='-g0 -DNDEBUG' $PYTHON setup.py -q build_ext --inplace && strip $EXTENSION && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
+  stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 $PYTHON setup.py -q build_ext --inplace && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
 }
 
 build
@@ -126,11 +127,11 @@ case $PART in
       stage host_costs 60 "$PYTHON -m benchmarks.bench_host_costs"
     fi
     if command -v compute-sanitizer >/dev/null; then
-      stage memcheck 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*'"
+      stage memcheck 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*' linear_gelu adamw"
     else
       echo "memcheck: compute-sanitizer is not on the PATH"
     fi
-    for op in attention layer_norm masked_cross_entropy bias_gelu embedding_layer_norm; do
+    for op in attention layer_norm masked_cross_entropy bias_gelu linear_gelu embedding_layer_norm; do
       (($(left) > 60)) && stage "bench_$op" "$(left)" "$RUN benchmarks.bench_$op"
     done
     mkdir -p "$VISIT/results" "$VISIT/profile"

@@ -2,9 +2,9 @@
 
 FASTENC_DATA=... python -m benchmarks.lengths    makes the file anew
 
-Tokens of BERT's lower-cased WordPiece vocabulary, special tokens included, cut at 512. Only the counts are kept, so
-that the benchmarks need no data. Sources: SST-2 (Socher et al. 2013), training phrases; SNLI (Bowman et al. 2015), a
-sample of 1,666 training pairs; WNUT-17 (Derczynski et al. 2017), training sentences; English Wikipedia, paragraphs.
+Tokens of BERT's lower-cased WordPiece vocabulary with special tokens, cut at 512. Only the counts are stored, so the
+benchmarks need no data. Sources: SST-2 (Socher et al. 2013), training phrases; SNLI (Bowman et al. 2015), a sample of
+1,666 training pairs; WNUT-17 (Derczynski et al. 2017), training sentences; English Wikipedia, paragraphs.
 """
 
 import gzip
@@ -20,7 +20,8 @@ LONGEST, MOST = 512, 20000
 
 
 def lengths(name: str, tokens: int) -> list[int]:
-    """Lengths drawn from a data set's, or all "full" (512), of about as many tokens together; always the same ones."""
+    """Lengths with about ``tokens`` tokens together: drawn from a data set's, or all 512 for "full"; always the
+    same."""
     if name == "full 512":
         return [LONGEST] * max(1, tokens // LONGEST)
     counts = {int(n): c for n, c in json.loads(FILE.read_text())[name].items()}

@@ -1,7 +1,7 @@
 """The report of `fastenc info --numerics` as a result of this device: python -m benchmarks.numerics
 
-Each op's largest error against float64 and plain PyTorch's in the same dtype, relative to the largest value. Exits with
-an error where a budget is broken.
+Each op's largest error against float64, and plain PyTorch's in the same dtype, relative to the largest value. Exits
+with an error if a budget is exceeded.
 """
 
 from benchmarks._harness import dtype_name, exit_if_broken, write

@@ -1,11 +1,11 @@
-"""What libraries over transformers gain from fastenc.patch: MiniLM (6 × 384) in each, patched against unpatched.
+"""What libraries over transformers gain from fastenc.patch: MiniLM (6 × 384) in each, patched and unpatched.
 
 FASTENC_DATA=... python -m benchmarks.other_libraries [--turns N] [CASE ...]    (minutes; a case by its first words)
 
 Both sides call the library in the same way, by turns, in one process; the ratio is that of the median times. The
-largest difference of their results is measured first. Texts are one to eight phrases of SST-2 in random order, heads
-that MiniLM lacks have random weights, and dropout is off. A library that is not installed gets no time. The results of
-cases that are not run again stay.
+largest difference of their results is measured first. Texts are one to eight phrases of SST-2 in random order. Heads
+that MiniLM lacks have random weights, and dropout is off. A library that is not installed gets no time. Earlier results
+of other cases are kept.
 """
 
 import argparse
@@ -36,7 +36,7 @@ OWN, PATCHED = "own forward", "patched"
 FOLDER = str(minilm_folder())
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-Prepare = Callable[[Any], Any]  # fastenc.patch, or nothing
+Prepare = Callable[[Any], Any]  # fastenc.patch, or the identity
 Call = Callable[[], Any]  # returns numbers to compare, in any nesting
 
 
@@ -126,7 +126,7 @@ def pipeline(
         chosen = [f"{text} [MASK]" for text in chosen]
     if task != "feature-extraction":
         return lambda: run(chosen, batch_size=BATCH, **call)
-    # In a batch the pipeline returns rows of padding tokens too. They are 0 in a patched model.
+    # In a batch the pipeline also returns the rows of padding tokens. They are 0 in a patched model.
     lengths = [len(ids) for ids in tokenizer()(chosen)["input_ids"]]
     of_tokens = lambda found: [rows[0][:n] for rows, n in zip(found, lengths, strict=True)]
     return lambda: of_tokens(run(chosen, batch_size=BATCH, **call))
@@ -265,7 +265,7 @@ def haystack(prepare: Prepare, closing: ExitStack) -> Call:
         embedding_backend,
     )
 
-    # Haystack shares one model among embedders of the same name: each side gets one of its own.
+    # Haystack shares one model among embedders of the same name, so each side gets a model of its own name.
     embedding_backend.backend._SentenceTransformersEmbeddingBackendFactory._instances.clear()
     model = SentenceTransformersDocumentEmbedder(model=FOLDER, progress_bar=False)
     model.warm_up()
@@ -277,7 +277,7 @@ def haystack(prepare: Prepare, closing: ExitStack) -> Call:
 SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 ENTAILED = ["contradiction", "neutral", "entailment"]
 TOPICS = ["sport", "politics", "film"]
-# {case: (packages on PyPI, what makes its call)}
+# {case: (packages on PyPI, function that makes the call)}
 CASES: dict[str, tuple[tuple[str, ...], Callable[[Prepare, ExitStack], Call]]] = {
     "Trainer, training, float32": (("transformers",), trainer),
     "Trainer, training, bf16": (("transformers",), partial(trainer, bf16=True)),
@@ -332,7 +332,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Prepare, ExitStack], Call]]] =
 
 
 def numbers(result: Any) -> list[float]:
-    """The numbers of a result in order, whatever holds them; a pipeline's words and places are left out."""
+    """The numbers of a result in order, in any nesting; a pipeline's words and character offsets are left out."""
     if isinstance(result, dict):
         names = {"score", "scores"} & result.keys()
         return [x for name in sorted(names) for x in numbers(result[name])]

@@ -1,8 +1,8 @@
 """Pictures from the results' JSON alone: python -m benchmarks.plots [FOLDER]
 
-For each device with results: <benchmark>.png, bars of every provider's time with its share of the roofline, and
-roofline.png, each op's rate over its FLOPs a byte below the ceilings measured with it; of training runs their
-held-out losses. FOLDER: where to write; without it beside the JSON files.
+For each device with results: <benchmark>.png has bars of every provider's time with its share of the roofline.
+roofline.png has each op's rate over its FLOPs per byte, below the ceilings measured in the same run. Training runs have
+their held-out losses. FOLDER: where to write; by default beside the JSON files.
 """
 
 import json
@@ -30,7 +30,7 @@ def save(figure, path: Path) -> None:
 
 
 def bars(name: str, data: dict, path: Path) -> None:
-    """A case a group, a provider a bar: times relative to the slowest, from p20 to p80, with the roofline's share."""
+    """A group for each case, a bar for each provider: times relative to the slowest, p20–p80, the roofline's share."""
     from matplotlib import pyplot
 
     cases = {case: timed(rows) for case, rows in data["cases"].items()}
@@ -72,9 +72,9 @@ def bars(name: str, data: dict, path: Path) -> None:
 
 
 def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
-    """Left: fastenc's ops with matrix products, FLOPs a second over FLOPs a byte. Right: those without, bytes a second.
+    """Left: ops with matrix products, FLOPs per second over FLOPs per byte. Right: other ops, bytes per second.
 
-    Returns: False where no result has bytes and ceilings.
+    Returns: False if no result has bytes and ceilings.
     """
     from matplotlib import pyplot
 
@@ -126,7 +126,7 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
 
 
 def held_out_curves(data: dict) -> dict[str, dict[str, list]]:
-    """{case and term of the loss: {run: [(step, held-out loss)]}}, of the cases that have any."""
+    """{case and term of the loss: {run: [(step, held-out loss)]}}, for the cases that have any."""
     panels: dict[str, dict[str, list]] = {}
     for case, rows in data["cases"].items():
         for name, row in rows.items():
@@ -137,7 +137,7 @@ def held_out_curves(data: dict) -> dict[str, dict[str, list]]:
 
 
 def draw_curves(result: Path, path: Path | None = None) -> None:
-    """The held-out losses of a result's JSON, a panel for each term; ``path``: without it beside the JSON."""
+    """Draw the held-out losses of a result's JSON, a panel for each term, to ``path`` or beside the JSON."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -4,8 +4,8 @@ fastenc bench [NAME ...]              run all, or these
 fastenc bench --list                  print their names
 fastenc bench --tune [--help]         fill this GPU's table of launch parameters
 
-Results go to benchmarks/results/<device>/ as JSON, or below $FASTENC_RESULTS. python -m benchmarks.tables makes the
-docs/benchmarks.md from them, python -m benchmarks.plots pictures.
+Results are written to benchmarks/results/<device>/ as JSON, or below $FASTENC_RESULTS. From them python -m
+benchmarks.tables writes docs/benchmarks.md, and python -m benchmarks.plots draws pictures.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ def main() -> int:
     for file, name in zip(files, names, strict=True):
         if wanted and name not in wanted:
             continue
-        # A process each: none inherits another's memory or compiled state.
+        # Each in its own process: none inherits another's memory or compiled state.
         if subprocess.run([sys.executable, "-m", f"benchmarks.{file.stem}"]).returncode:
             failed.append(name)
     if failed:

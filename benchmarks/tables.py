@@ -1,7 +1,8 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option docs/benchmarks.md is written, and the tables between markers of the README and of docs/with. With
---check a difference is an error. --output writes the tables only, of the results below $FASTENC_RESULTS if that is set.
+Without an option it writes docs/benchmarks.md, and the tables between the markers of the README and of docs/with. With
+--check, a difference is an error. --output writes only the tables, of the results below $FASTENC_RESULTS if that is
+set.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def machine_line(machine: dict) -> str:
 
 
 def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
-    """Providers down, cases across."""
+    """A row for each provider, a column for each case."""
     providers = list(dict.fromkeys(name for case in columns for name in cases[case]))
     lines = [f"| {unit} | " + " | ".join(columns.values()) + " |", "|---|" + "---:|" * len(columns)]
     for provider in providers:
@@ -54,7 +55,7 @@ def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
 
 
 def state(row: dict | None) -> str | None:
-    """What stands in place of a time, or None where there is one."""
+    """The words in place of a time, or None if there is a time."""
     if row is None:
         return "–"
     if "missing" in row:
@@ -101,8 +102,8 @@ def encoder(data: dict) -> str:
     return section(
         "Inference: MiniLM (6 × 384)",
         "FASTENC_DATA=... python -m benchmarks.run encoder",
-        "Speed relative to Hugging Face sdpa in float32; batches of 32, tokens prepared beforehand. "
-        "The last row runs the matrix products of the packed tokens and nothing else. "
+        "Speed relative to Hugging Face sdpa in float32; batches of 32 texts that are already tokenised. "
+        "The last row computes only the matrix products of the packed tokens. "
         + machine_line(data["machine"]),
         grid(data["cases"], columns, "speed-up", speedup),
     )
@@ -132,7 +133,7 @@ def masked_cross_entropy(data: dict) -> str:
 
 
 def ops(title: str, name: str, about: str = ""):
-    """A section for an op's benchmark with many cases: cases down, providers across."""
+    """A section for an op's benchmark with many cases: a row for each case, a column for each provider."""
 
     def make(data: dict) -> str:
         cases = data["cases"]
@@ -149,7 +150,7 @@ def ops(title: str, name: str, about: str = ""):
 
 
 def ceilings_line(data: dict) -> str:
-    """What the shares of the roofline divide by; nothing for results without."""
+    """The ceilings by which the shares of the roofline divide; empty for results without them."""
     ceilings = data.get("ceilings", {})
     if "copy_GB_per_s" not in ceilings:
         return ""
@@ -165,8 +166,8 @@ def whole_model(name: str, mode: str):
         return section(
             f"{name}, {mode}",
             f"python -m benchmarks.bench_models {name} {mode}",
-            f"Real tokens a second ({steps}), MFU on real tokens, peak memory above the weights, by the data set that "
-            "the lengths are of. " + machine_line(data["machine"]),
+            f"Real tokens per second ({steps}), MFU on real tokens, and peak memory above the weights. A column has "
+            "the text lengths of one data set. " + machine_line(data["machine"]),
             grid(data["cases"], columns, "", tokens_and_mfu),
         )
 
@@ -180,15 +181,15 @@ def mlm_step(data: dict) -> str:
     return section(
         "A masked-LM training step: 6 × 384, batch 16 × 128 without padding, vocabulary 30,522",
         "python -m benchmarks.run mlm_step",
-        "Forward, backward and AdamW. Memory that the head's forward and backward add, the gradient of its weights "
-        f"included: {shown}. " + machine_line(data["machine"]),
+        "Forward, backward and AdamW. Memory that the head's forward and backward add, with the gradient of its "
+        f"weights: {shown}. " + machine_line(data["machine"]),
         grid(cases, {case: "time, speed-up" for case in cases}, "", time_and_speedup),
     )
 
 
 def training(title: str, name: str, about: str, baseline: str):
-    """Scores, times and memory of training runs whose cases are "<what>, seed <n>": a row for each provider, over the
-    seeds."""
+    """A section for training runs whose cases are "<name>, seed <n>": scores, times and memory over the seeds, a row
+    for each provider."""
 
     def table(data: dict) -> str:
         sets: dict[str, dict[str, list[dict]]] = {}
@@ -218,10 +219,10 @@ def training(title: str, name: str, about: str, baseline: str):
                 lines.append(f"| {' | '.join(cells)} |")
         return section(
             title,
-            f"FASTENC_DATA=... python -m benchmarks.{name}",
-            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations; CPU "
-            "time, what the process computed of it, hardly depends on what else ran on the machine, and its ratio is "
-            "the speed-up. Memory is the whole process's. " + machine_line(data["machine"]),
+            f"FASTENC_DATA=... python -m benchmarks.studies.{name}",
+            f"{about} Scores × 100: mean and standard deviation over seeds. Time is training with its evaluations. "
+            "CPU time hardly depends on other work on the machine, so the speed-up is the ratio of CPU times. Memory "
+            "is the whole process's. " + machine_line(data["machine"]),
             "\n".join(lines),
         )
 
@@ -233,14 +234,15 @@ def metric_of(rows: Sequence[dict]) -> str:
 
 
 def mean_score(rows: Sequence[dict]) -> str:
-    """Score × 100, of several seeds with its standard deviation."""
+    """Score × 100; of several seeds the mean and its standard deviation."""
     scores = [100 * row.get("test", row["dev"]) for row in rows]
     spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}"
 
 
 def scores_of_every_seed(results: Sequence[dict]) -> str:
-    """Fine-tuning's scores on all machines together, which differ in rounding alone; a seed of two counts once."""
+    """Fine-tuning scores of all machines together, which differ only by rounding. A seed that two machines ran counts
+    once."""
     sets: dict[str, dict[str, dict[str, dict]]] = {}
     for data in results:
         for case, rows in data["cases"].items():
@@ -255,8 +257,8 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
         lines.append(f"| {what} | {metric_of(next(iter(rows.values())))} | {' | '.join(cells)} |")
     return section(
         "Fine-tuning: MiniLM, the defaults, the seeds of all machines together",
-        "FASTENC_DATA=... python -m benchmarks.train_tasks --seeds 0 1 2",
-        "Scores × 100, mean and standard deviation, in brackets the number of seeds.",
+        "FASTENC_DATA=... python -m benchmarks.studies.train_tasks --seeds 0 1 2",
+        "Scores × 100: mean and standard deviation (number of seeds).",
         "\n".join(lines),
     )
 
@@ -277,9 +279,9 @@ def predict_throughput(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "A million short texts through `fastenc predict`",
-        "FASTENC_DATA=... python -m benchmarks.predict_throughput",
-        "MiniLM with a classifier, pieces of two to seven words of wikipedia_en, batches of 32; the encoder alone runs "
-        "on batches whose tokens are ready. Probabilities are transformers'. "
+        "FASTENC_DATA=... python -m benchmarks.studies.predict_throughput",
+        "MiniLM with a classifier, on pieces of two to seven words of wikipedia_en in batches of 32. The encoder "
+        "alone runs on batches that are already tokenised. The probabilities agree with transformers'. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -289,8 +291,8 @@ def peak_memory(data: dict) -> str:
     mebibytes = lambda row: f"{row['MiB_above_weights']:,.0f} MiB"
     return section(
         "Peak memory of inference: 16,384 tokens through BERT-base",
-        "python -m benchmarks.peak_memory",
-        "Float32, above the weights; a state of the batch takes 48 MiB. "
+        "python -m benchmarks.studies.peak_memory",
+        "Float32, above the weights. One hidden state of the batch takes 48 MiB. "
         + machine_line(data["machine"]),
         grid(data["cases"], {case: case for case in data["cases"]}, "peak memory", mebibytes),
     )
@@ -322,18 +324,18 @@ def train_objectives(data: dict) -> str:
             lines.append(f"| {' | '.join(cells)} |")
     return section(
         "Pretraining: every objective on wikipedia_en",
-        "FASTENC_DATA=... python -m benchmarks.train_objectives",
-        "Mean loss of each term on held-out articles, in nats. The constant guess is the best that does not read the "
-        "text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the mean of the "
-        "teacher's distributions or states. The peer begins with the same weights and takes the same batches, for "
-        "fewer steps of the same schedule: transformers' BertForMaskedLM, BertForPreTraining or ELECTRA, with "
-        "SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm and distill train 2 layers of 128 (the "
-        "student has 1) with 4,000 word pieces, and span and mlm+sop go on from what mlm gave. The pairs of mlm+sop "
-        "have 256 tokens; one in five holds its article's title, which alone tells the order and would give 0.55, so "
-        "its 800 steps do not show that more than titles is learnt. mlm+nsp and electra go on from MiniLM's encoder "
-        "(6 layers of 384), because 2 layers hardly learnt either in 800 and 2,000 steps. Their heads and ELECTRA's "
-        "generator begin with random weights: in 100 steps the generator does not reach the frequencies of tokens, so "
-        "the tokens that it puts in are easy to detect. "
+        "FASTENC_DATA=... python -m benchmarks.studies.train_objectives",
+        "Mean loss of each term on held-out articles, in nats. The constant guess is the best guess that does not "
+        "read the text: the frequencies of tokens in training, the share of wrong pairs or of replaced tokens, the "
+        "mean of the teacher's distributions or states. The peer starts with the same weights and takes the same "
+        "batches, for fewer steps of the same schedule. It is transformers' BertForMaskedLM, BertForPreTraining or "
+        "ELECTRA, with SpanBERT's boundary head and DistilBERT's loss in plain PyTorch. mlm and distill train 2 "
+        "layers of 128 (the student has 1) with 4,000 word pieces. span and mlm+sop start from the encoder that mlm "
+        "trained. The pairs of mlm+sop have 256 tokens. One pair in five holds its article's title, which alone "
+        "tells the order and would give 0.55; so these 800 steps do not show that more than titles is learnt. mlm+nsp "
+        "and electra start from MiniLM's encoder (6 layers of 384), because 2 layers hardly learnt either in 800 and "
+        "2,000 steps. Their heads and ELECTRA's generator start from random weights. In 100 steps the generator does "
+        "not learn the frequencies of tokens, so the tokens that it inserts are easy to detect. "
         + picture(data, "train_objectives", "Held-out losses")
         + machine_line(data["machine"]),
         "\n".join(lines),
@@ -357,16 +359,17 @@ def fine_tune_objectives(data: dict) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return section(
         "What the checkpoints of short pretraining are worth: 8,000 phrases of SST-2",
-        "FASTENC_DATA=... python -m benchmarks.fine_tune_objectives NAME=CHECKPOINT ...",
-        "Accuracy on dev × 100 after 500 steps, mean and standard deviation, in brackets the number of seeds; 50.9 is "
-        "the more frequent class. Checkpoints that began with random weights and those that began with MiniLM were "
-        "measured on different devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. "
-        "One at its constant guess scores below random weights at every seed, in transformers' Trainer too: it gives "
-        "nearly the same state to every token (spread: mean distance of the last states from their mean, relative to "
-        "their length). One that has learnt (held-out loss 0.21, constant guess 0.40) varies by half a point between "
-        "seeds and stays within 1.5 points of MiniLM, whose encoder it began with; it is larger too. So neither "
-        "ELECTRA's head nor the settings make fine-tuning fail. The masked LM of 2,500 steps from random weights "
-        "scores below random weights too, with their spread. " + machine_line(data["machine"]),
+        "FASTENC_DATA=... python -m benchmarks.studies.fine_tune_objectives NAME=CHECKPOINT ...",
+        "Accuracy on dev × 100 after 500 steps: mean and standard deviation (number of seeds). The more frequent "
+        "class has 50.9. Checkpoints from random weights and checkpoints from MiniLM were measured on different "
+        "devices of this page. ELECTRA's scores depend on whether its discriminator has learnt. A discriminator that "
+        "only reached the constant guess's loss scores below random weights at every seed, in transformers' Trainer "
+        "too. It gives nearly the same state to every token (spread: mean distance of the last states from their "
+        "mean, divided by their mean length). A discriminator that has learnt (held-out loss 0.21, constant guess "
+        "0.40) varies by half a point between seeds and stays within 1.5 points of MiniLM, from whose encoder it "
+        "started; it is a larger model, too. So neither ELECTRA's head nor the settings make fine-tuning fail. The "
+        "masked LM of 2,500 steps from random weights also scores below random weights, with their spread. "
+        + machine_line(data["machine"]),
         "\n".join(lines),
     )
 
@@ -384,10 +387,10 @@ def word_vectors(data: dict) -> str:
             lines.append(f"| {provider} | {each:.1f} | {ratios} |")
     return section(
         "Word vectors, and statistics of heads: MiniLM (6 × 384)",
-        "FASTENC_DATA=... python -m benchmarks.word_vectors 20000",
-        "Sentences of UD English EWT, then of SemCor; transformers with output_hidden_states and batches sorted by "
-        "length; both sides tokenise. Ratios are medians over alternating slices, of the time that passed and of CPU "
-        "time, which leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
+        "FASTENC_DATA=... python -m benchmarks.studies.word_vectors 20000",
+        "Sentences of UD English EWT, then of SemCor. transformers runs with output_hidden_states and batches sorted "
+        "by length; both sides tokenise. Ratios of elapsed time and of CPU time are medians over alternating slices; "
+        "CPU time leaves out other work on the machine. OMP_NUM_THREADS sets the threads. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -400,11 +403,11 @@ def static_vectors(data: dict) -> str:
         cells = " | ".join(f"{100 * row[name]:.1f}" for name in names)
         lines.append(f"| {case} | {cells} | {row['best layer']} | {row['items']:,} |")
     return section(
-        "Static vectors against MiniLM's of words alone",
-        "FASTENC_DATA=... python -m benchmarks.static_vectors questions-words.txt",
-        "× 100: Spearman's correlation with people's scores of pairs of words, and the share of Google's analogies "
-        "answered rightly among their words, on the items that word2vec knows. word2vec is gensim's skip-gram on 4.9 "
-        "million words of Wikipedia, few for it; distilled is MiniLM's static model. "
+        "Static vectors against MiniLM's vectors of single words",
+        "FASTENC_DATA=... python -m benchmarks.studies.static_vectors questions-words.txt",
+        "× 100: Spearman's correlation with people's scores of word pairs, and the share of Google's analogies with "
+        "the right answer among their words; on the items whose words word2vec knows. word2vec is gensim's skip-gram "
+        "on 4.9 million words of Wikipedia, which are few for it. distilled is MiniLM's static model. "
         + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -426,9 +429,9 @@ def word_senses(data: dict) -> str:
         lines.append(f"| {word} | {' | '.join(cells)} |")
     return section(
         "Word senses: nearest mean vector",
-        "FASTENC_DATA=... python -m benchmarks.word_senses",
-        "The layers are chosen on a tenth of the training rows (of WiC on dev). A lemma that the training rows lack "
-        "gets no sense, so that F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
+        "FASTENC_DATA=... python -m benchmarks.studies.word_senses",
+        "The layers are chosen on a tenth of the training rows (for WiC on dev). A lemma that is not in the training "
+        "rows gets no sense, so F1 and accuracy differ. BERT-base's published figures on CoarseWSD-20 are 95.7 % and "
         "94.0 %. " + machine_line(data["machine"]),
         "\n".join(lines),
     )
@@ -454,8 +457,8 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "families": ops(
         "Inference: encoders of base size, random weights",
         "families",
-        "Batches of 32 texts in the corpus's order, five of 10 to 2,048 tokens; float32. Hugging Face runs sdpa, "
-        "MPNet, which has none, eager. ",
+        "Float32; batches of 32 texts in the corpus's order, of five texts for 10 to 2,048 tokens. Hugging Face runs "
+        "sdpa, or eager for MPNet, which has no sdpa. ",
     ),
     "peak_memory": peak_memory,
     "masked_cross_entropy": masked_cross_entropy,
@@ -470,7 +473,7 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "train_long_documents": training(
         "Fine-tuning: MiniLM on film reviews of 851 tokens",
         "train_long_documents",
-        "Cut at 512 tokens, or read in chunks of 256 that share 64.",
+        "Cut at 512 tokens, or read in chunks of 256 tokens that overlap by 64.",
         "transformers Trainer, head",
     ),
     "predict_throughput": predict_throughput,
@@ -480,7 +483,7 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
     "train_adapted": training(
         "Ways to adapt MiniLM, the defaults",
         "train_adapted",
-        "Time includes what is cached.",
+        "Time includes computing the cached features.",
         "full",
     ),
     "train_objectives": train_objectives,
@@ -503,7 +506,7 @@ def tables() -> str:
 
 
 def readme_results() -> dict[Path, list[dict]]:
-    """{device: its results of inference and of a training step}, of the devices that have both."""
+    """{device: its results of inference and of a training step}, for the devices that have both."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
     found = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
     return {device: results for device, results in found.items() if all(results)}
@@ -513,12 +516,12 @@ SORTED = "Hugging Face sdpa, sorted"
 
 
 def against(rows: dict, provider: str, peer: str) -> float:
-    """How many times as fast as a peer a provider is."""
+    """How many times as fast as the peer the provider is."""
     return rows[peer]["median_ms"] / rows[provider]["median_ms"]
 
 
 def headline() -> str:
-    """A line a device: against padding in the order given, and against batches of texts sorted by length."""
+    """A line for each device: the speed against padding in the given order, and against batches sorted by length."""
     lines = []
     for inference, step in readme_results().values():
         machine, encoded = inference["machine"], inference["cases"]["lengths of SST-2"]
@@ -537,7 +540,7 @@ def headline() -> str:
 
 
 def speed() -> str:
-    """The README's table: a row a workload, a column a device."""
+    """The README's table: a row for each workload, a column for each device."""
     results = readme_results().values()
     step = "6 x 384, batch 16 x 128"
     # (title, 0 for inference or 1 for training, case, provider, peer; None: the benchmark's baseline)
@@ -570,7 +573,7 @@ def speed() -> str:
 
 
 def families() -> str:
-    """The README's tables of encoders of base size: a row a family, a column a range of lengths."""
+    """The README's tables of encoders of base size: a row for each family, a column for each range of lengths."""
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
     names["modernbert"] = "ModernBERT"
     lines = []
@@ -594,7 +597,7 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
-# page in docs/with: the first words of its cases
+# page in docs/with: how the names of its cases begin
 CASES_OF = {
     "transformers": ("Trainer", "pipeline"),
     "sentence-transformers": ("Sentence", "CrossEncoder", "SparseEncoder"),
@@ -603,7 +606,7 @@ CASES_OF = {
 
 
 def other_libraries(page: str) -> str:
-    """What a page's libraries gain, a table a device."""
+    """A table for each device: what the libraries on this page gain."""
     parts = []
     for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         data = load(device, "other_libraries")

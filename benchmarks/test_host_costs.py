@@ -1,6 +1,6 @@
-"""What the host does around the kernels, by pytest-benchmark: python -m benchmarks.run host_costs
+"""The host's time around the kernels, by pytest-benchmark: python -m benchmarks.run host_costs
 
-Inputs are so small that their arithmetic hardly counts; on a GPU a call returns when its kernels are queued.
+Inputs are so small that the arithmetic hardly counts. On a GPU a call returns when its kernels are queued.
 """
 
 import pytest

@@ -2,16 +2,16 @@
 
 fastenc bench --tune [--dtype DTYPE] [--seconds N] [--processes N] [--force] [OP ...]
 
-The problems are those that the ops' benchmarks name. Of each, the launches that the op asks about are noted and
-improved, from the best of the kernel's own rule and the op's candidates on, one parameter at a time, until no single
-change helps. A candidate that fails
-to compile, or whose result or gradient is not the reference's, is never timed. The rule stays unless it is beaten by
-more than 2 %. The table is written after every launch, so an interrupted run goes on where it stopped; entries that are
-there are kept unless --force is given. The exit code is 75 where --seconds were up before everything was tuned.
+The ops' benchmarks name the problems. For each problem, the tuner notes the launches whose parameters the op looks up.
+It starts from the best of the kernel's own rule and the op's candidates, and changes one parameter at a time until no
+change helps. A candidate that fails to compile is not timed, nor is one whose result or gradient differs from the
+reference's. The rule stays unless a candidate is more than 2 % faster. The table is written after every launch, so an
+interrupted run goes on where it stopped. Entries that are there are kept unless --force is given. The exit code is 75
+if --seconds ended before everything was tuned.
 
-Compiling takes most of the time, so --processes compile what a problem's launches try first, while problems before it
-are timed, and a run tunes for one dtype: bfloat16, in which encoders are trained and run on GPUs, unless --dtype names
-another. What is not tuned keeps its rule.
+Compiling takes most of the time. So --processes compile the first candidates of later problems while earlier ones are
+timed. A run tunes for one dtype: bfloat16, in which encoders are trained and run on GPUs, unless --dtype names another.
+A launch that is not tuned uses its rule.
 """
 
 import argparse
@@ -39,16 +39,16 @@ from benchmarks._tuning import Problem
 from fastenc._base.files import write_atomically
 from fastenc.profiling.timing import KernelTimer, synchronize
 
-GAIN = 0.98  # of the rule's time: less is noise
+GAIN = 0.98  # of the rule's time: a smaller gain is noise
 REPEATS = 20
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 Clock = Callable[[Callable, Callable | None], float]
 
 
 def problems(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
-    """What the benchmarks name in ``tuned``, then in ``tuned_rarely``: encoders' shapes, made one at a time.
+    """The problems that benchmarks name in ``tuned``, then in ``tuned_rarely``, at encoders' shapes.
 
-    Attention, which has most to gain, is the first by name.
+    Attention, which gains most, has the first name.
     """
     files = sorted(Path(__file__).parent.glob("bench_*.py"))
     modules = [import_module(f"benchmarks.{path.stem}") for path in files]
@@ -72,11 +72,16 @@ def kernel_clock() -> Clock:
     return clock
 
 
-def neighbours(op: str, parameters: dict) -> Iterator[dict]:
-    """The op's candidates, then the launches that differ from ``parameters`` in at most one, a parameter's values one
-    after the other."""
+def candidates(op: str, parameters: dict) -> Iterator[dict]:
+    """The op's candidates for a launch that has ``parameters``; some are for another of its kernels."""
     for candidate in launch.registry[op].candidates:
-        yield {**parameters, **candidate}
+        if candidate.keys() <= parameters.keys():
+            yield {**parameters, **candidate}
+
+
+def neighbours(op: str, parameters: dict) -> Iterator[dict]:
+    """The op's candidates, then the launches that differ from ``parameters`` in at most one parameter."""
+    yield from candidates(op, parameters)
     for parameter, values in launch.registry[op].grid.items():
         for value in values:
             yield {**parameters, parameter: value}
@@ -85,9 +90,9 @@ def neighbours(op: str, parameters: dict) -> Iterator[dict]:
 def compile_candidates(
     number: int, dtype: str, ops: Sequence[str] = (), impl: str = "triton"
 ) -> int:
-    """Compile what the tuner tries first for problem ``number``, if it is one of ``ops``; nothing is started.
+    """Compile the tuner's first candidates for problem ``number``, if it is a problem of ``ops``. Starts nothing.
 
-    Returns: how many launches.
+    Returns: the number of launches.
     """
     problem = next(islice(problems(DTYPES[dtype]), number, None))()
     if ops and problem.op not in ops:
@@ -109,12 +114,12 @@ def compile_candidates(
             for candidate in neighbours(place[0], rule):
                 tried += 1
                 with launch.overruled(answering(place, candidate)), suppress(Exception):
-                    both()  # one that does not compile is found out when it is timed
+                    both()  # one that does not compile fails again when it is timed
     return tried
 
 
 def answering(place: tuple[str, launch.Key], candidate: dict) -> Callable:
-    """Launches of ``place`` take the candidate, all others their rule."""
+    """Launches of ``place`` use the candidate, all others their rule."""
     return lambda tunable, key, rule: candidate if (tunable.op, key) == place else rule
 
 
@@ -131,9 +136,8 @@ def compiled_ahead(
         waiting = [pool.submit(compile_candidates, n, dtype, ops) for n in range(len(makers))]
         try:
             for make, compiled in zip(makers, waiting, strict=True):
-                with suppress(
-                    BrokenProcessPool
-                ):  # a compiler that crashed: the others compile when they are timed
+                # If a compiler crashed, the other launches compile when they are timed.
+                with suppress(BrokenProcessPool):
                     compiled.result()
                 yield make
         finally:
@@ -141,7 +145,7 @@ def compiled_ahead(
 
 
 def terminate(pool: ProcessPoolExecutor) -> None:
-    """End the pool's processes in the middle of what they compile, which would slow down whatever is timed next."""
+    """End the pool's processes while they compile: they would slow down what is timed next."""
     for process in list((pool._processes or {}).values()):
         process.terminate()
     pool.shutdown(wait=True, cancel_futures=True)
@@ -152,7 +156,7 @@ class Tuner:
 
     Args:
         impl: the implementation whose launches are tuned.
-        keep: whether entries of the table that is there already stay as they are.
+        keep: whether to keep the entries of an existing table.
     """
 
     def __init__(self, path: Path, clock: Clock, *, impl: str = "triton", keep: bool = True):
@@ -209,7 +213,7 @@ class Tuner:
 
     def _tune_launch(self, launched, rule: dict, problem: Problem, call, prepare, truth) -> None:
         op, key = launched
-        tried: dict[str, float] = {}  # parameters → seconds, infinite for what cannot be used
+        tried: dict[str, float] = {}  # parameters → seconds, infinite if unusable
 
         def seconds(candidate: dict) -> float:
             name = json.dumps(candidate, sort_keys=True)
@@ -220,8 +224,7 @@ class Tuner:
         rule_seconds = seconds(rule)
         if rule_seconds == math.inf:
             raise RuntimeError(f"{op} {dict(key)}: the rule's own {rule} fails or is wrong")
-        candidates = launch.registry[op].candidates
-        best, found = min([rule, *({**rule, **c} for c in candidates)], key=seconds), None
+        best, found = min([rule, *candidates(op, rule)], key=seconds), None
         while best != found:
             found = best
             for parameter, values in launch.registry[op].grid.items():
@@ -257,7 +260,7 @@ class Tuner:
     @staticmethod
     def _right(result, truth: tuple[Tensor, ...], tolerance: float) -> bool:
         results = (result,) if isinstance(result, Tensor) else result
-        # Written so that NaN is wrong.
+        # Written so that a NaN counts as wrong.
         return all(
             ((value.detach().double() - true).norm() <= tolerance * true.norm()).item()
             for value, true in zip(results, truth, strict=True)

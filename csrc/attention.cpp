@@ -7,12 +7,12 @@ namespace fastenc {
 
 namespace {
 
-// Room for biases, and for the gradient of one of them.
+// Floats for a ScoreBias and for the sums of score gradients at each distance.
 int64_t bias_scratch(int64_t length_q, int64_t length_k) { return 2 * length_q + 3 * length_k + 512; }
 
 }  // namespace
 
-// For the widest vectors and panels; the kernels lay it out.
+// Enough for the widest vectors and panels; the kernels divide it.
 int64_t attention_forward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim) {
   const int64_t padded = (length_k + 127) / 128 * 128, rows = kAttentionRows;
   return 2 * padded * head_dim + rows * (padded + 16) + 2 * rows * head_dim + padded +
@@ -27,7 +27,7 @@ int64_t attention_backward_scratch(int64_t length_q, int64_t length_k, int64_t h
 
 namespace {
 
-// What both directions are called with; it keeps alive what Attention points to.
+// The arguments of the forward and the backward. Keeps alive the tensors that Attention points to.
 struct Call {
   const char* op;  // for errors
   Tensor q, k, v, cu_seqlens_q, cu_seqlens_k;
@@ -123,8 +123,8 @@ std::tuple<Tensor, Tensor> forward(
   return {out, lse};
 }
 
-// Sums of score gradients at each distance, of every sequence and head: twice the tokens times the heads. Adding them
-// up afterwards, in the order of the sequences, gives a table that does not depend on the number of threads.
+// The sums of score gradients at each distance, for every sequence and head: 2 * tokens * heads floats. They are added
+// to the table afterwards, in the order of the sequences, so that it does not depend on the number of threads.
 class DistanceGradients {
  public:
   DistanceGradients(const Call& call, bool wanted) : call_(call) {
@@ -133,7 +133,7 @@ class DistanceGradients {
   int64_t stride() const { return call_.q.size(0) + call_.k.size(0); }
   float* data() { return sums_.empty() ? nullptr : sums_.data(); }
 
-  // Adds the sums to a table of distances from -R to R for each head; those beyond go to its ends.
+  // Adds the sums to a table of distances -R ... R for each head; distances beyond count as -R or R.
   void add_to(Tensor& table) const {
     const auto* offsets_q = static_cast<const int32_t*>(call_.cu_seqlens_q.const_data_ptr());
     const auto* offsets_k = static_cast<const int32_t*>(call_.cu_seqlens_k.const_data_ptr());

@@ -1,6 +1,7 @@
-// out = softmax(s) v,  s[i, j] = scale * q[i] . k[j] + relative_bias[d] - alibi_slope * |d| + key_bias[j], inside each
-// sequence of a packed batch, non-causal; d = j - (i + length_k - length_q), so that the ends of both meet, and only
-// -window_left <= d <= window_right is seen. A query that sees no key has out 0, lse -inf and a gradient of 0.
+// out = softmax(s) v in each sequence of a packed batch, non-causal, where
+//   s[i, j] = scale * q[i] . k[j] + relative_bias[d] - alibi_slope * |d| + key_bias[j],
+//   d = j - (i + length_k - length_q), so that the last query and the last key are at distance 0.
+// Query i sees key j if -window_left <= d <= window_right. A query that sees no key has out 0, lse -inf and gradient 0.
 #pragma once
 #include <cstdint>
 
@@ -36,8 +37,8 @@ struct Attention {
   const float* dlse;                // backward: like lse, or null
   void *dq, *dk, *dv;  // backward: (token, head, d) at token * grad_stride + head * head_dim + d
   int64_t grad_stride;
-  // Backward: each task's sums of score gradients at each distance, length_q + length_k - 1 of them from
-  // 1 - length_k on, at head * ddistance_stride + first_q + first_k; or null.
+  // Backward, or null: for each task, the sum of the score gradients at each distance. A task's length_q + length_k - 1
+  // sums begin at head * ddistance_stride + first_q + first_k; the first is at distance 1 - length_k.
   float* ddistance = nullptr;
   int64_t ddistance_stride = 0;
 };
@@ -47,7 +48,7 @@ struct AttentionTask {
   int64_t first_q, length_q, first_k, length_k, head;
 };
 
-constexpr int64_t kAttentionRows = 48;  // query rows whose scores exist at a time
+constexpr int64_t kAttentionRows = 48;  // rows of a block of queries; scores exist for one block at a time
 
 // Floats of scratch that one task needs.
 int64_t attention_forward_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);

@@ -12,7 +12,7 @@ struct BiasGelu {
   const float* bias;  // or null
   const void* dy;     // backward only
   void* out;          // y, or dx in the backward
-  float* dbias;       // backward only: added to; or null
+  float* dbias;       // backward only: accumulated into; or null
   int64_t width;
   Activation activation;  // gelu or gelu_tanh
 };

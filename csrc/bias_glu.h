@@ -12,8 +12,8 @@ struct BiasGlu {
   const float* bias;  // (2 * width,) or null
   const void* dy;     // (rows, width), backward only
   void* out;          // y (rows, width), or dx (rows, 2 * width) in the backward
-  float* dbias;       // (2 * width,), backward only: added to; or null
-  int64_t width;      // of a half
+  float* dbias;       // (2 * width,), backward only: accumulated into; or null
+  int64_t width;      // of one half
   Activation activation;
 };
 

@@ -13,8 +13,9 @@ namespace fastenc {
 namespace {
 
 constexpr int64_t kWidestVector = 16;
-// Within e^60 of each other, no weight is lost that could matter: alphas are exact down to 1e-38 of their sum, and a
-// tag's future is at most e^60 = 1e26 times better than another's.
+// The largest difference between transitions for which the recursion uses probabilities. Alphas are exact down to 1e-38
+// of their sum. Within this range the rest of a path weighs at most e^60 = 1e26 times as much after one tag as after
+// another, so an alpha that underflows cannot matter.
 constexpr float kRange = 60.f;
 
 bool within_range(const float* values, int64_t count) {
@@ -72,7 +73,7 @@ class Sequences {
   int64_t next(int64_t s) const { return offset_[s + 1]; }
   int64_t length(int64_t s) const { return used_ ? used_[s] : next(s) - first(s); }
 
-  // Groups of like lengths, the longest first: a kernel steps through a group's sequences together, or takes one.
+  // Groups of sequences of similar lengths, the longest first; without `together` each group is one sequence.
   std::vector<CrfGroup> groups(bool together) const {
     const int64_t most = together ? CrfGroup::kMost : 1;
     std::vector<int64_t> order(count);
@@ -126,7 +127,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   sequences.clear_unused(a.alphas, a.stride);
   sequences.clear_unused(a.norms, 1);
   const bool fills_lanes = crf_fills_lanes(a, false);
-  if (fills_lanes)  // then the kernel writes the tags' columns only
+  if (fills_lanes)  // the kernel writes only the tags' columns; this fills the padding
     for (int64_t token = 0; token < emissions.size(0); ++token)
       std::fill(a.alphas + token * a.stride + a.num_tags, a.alphas + (token + 1) * a.stride, 0.f);
   const auto groups = sequences.groups(fills_lanes);
@@ -156,7 +157,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 
   sequences.clear_unused(de, num_tags);
   const auto groups = sequences.groups(crf_fills_lanes(a, false));
-  // A fixed number of shares, so that the order of the sums does not depend on the threads.
+  // A fixed number of shares, so that the order of the sums does not depend on the number of threads.
   const int64_t shares = std::min<int64_t>(groups.size(), 16);
   const int64_t matrix = num_tags * stride, size = matrix + 2 * stride;
   std::vector<float> sums(shares * size, 0.f);

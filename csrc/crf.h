@@ -15,32 +15,35 @@ struct Crf {
   const float* transitions;  // (num_tags, num_tags), from row to column
   int64_t num_tags;
   int64_t stride;  // num_tags rounded up to whole vectors; the rows below have that length
-  // As probabilities: exp(transition - top), padded with 0. As logarithms: the transitions, padded with -infinity.
+  // from_rows and to_rows hold exp(transition - top), padded with 0; with `logarithms`, the transitions, padded with
+  // -infinity.
   bool logarithms;
   float top;
   const float* from_rows;  // (num_tags, stride), row i: from i to every tag
   const float* to_rows;    // (num_tags, stride), row j: from every tag to j
   float* alphas;           // (tokens, stride): probability, or its logarithm, of the tag given the tokens so far
-  float* norms;            // (tokens,): what the recursion was divided by, or its logarithm
+  float* norms;            // (tokens,): the divisor that normalised the alphas, or its logarithm
 };
 
-// Sequences that a kernel takes side by side, longest first; the last ones may be empty. What there is one of for each
-// sequence, such as its log-likelihood, is read and written at `sequence`.
+// Sequences that a kernel computes together, longest first; the last ones may be empty. Sequence i's log-likelihood and
+// its other values are at index sequence[i].
 struct CrfGroup {
   static constexpr int kMost = 16;  // lanes of the widest vectors
   int64_t count, sequence[kMost], first[kMost], length[kMost];
 };
-// Whether lanes may hold sequences. Otherwise vectors hold the tags of one sequence, which is fast for many tags.
+// Whether a vector's lanes hold different sequences. Otherwise they hold the tags of one sequence: faster for many
+// tags.
 inline bool crf_fills_lanes(const Crf& a, bool viterbi) { return a.num_tags <= 128 && (viterbi || !a.logarithms); }
 
 FASTENC_FOR_EACH_ISA(
-    // Fills the sequences' alphas and norms; writes their log-likelihoods, for empty ones nothing.
+    // Writes alphas, norms and log-likelihoods of the sequences; of an empty one, nothing.
     // scratch holds 3 * 16 * stride + 16 floats.
     void crf_forward(const Crf&, const CrfGroup&, float* log_likelihoods, float* scratch);
-    // Gradients of the sum of weights * log-likelihoods: writes the sequences' rows of demissions (tokens, num_tags),
-    // adds to the others. A transition's gradient is the count in the given path less the expected count: -pairs, or
-    // with probabilities -pairs * from_rows, (num_tags, stride). It is subtracted step by step, because both may be
-    // large. scratch holds 4 * 16 * stride + stride + 16 * num_tags^2 + 16 floats.
+    // Gradients of sum(weights * log_likelihoods). Writes the sequences' rows of demissions (tokens, num_tags) and
+    // accumulates into the others. A transition's gradient is its count in the given path minus its expected count:
+    // -pairs, (num_tags, stride), or with probabilities -pairs * from_rows. The counts are subtracted step by step:
+    // both may be large, and a difference of the totals would lose digits.
+    // scratch holds 4 * 16 * stride + stride + 16 * num_tags^2 + 16 floats.
     void crf_backward(
         const Crf&, const CrfGroup&, const float* weights, float* demissions, float* dstart, float* dend,
         float* pairs, float* scratch);

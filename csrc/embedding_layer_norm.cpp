@@ -9,7 +9,7 @@ constexpr const char* kOp = "embedding_layer_norm";
 
 int64_t scratch_size(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
 
-// Ids are followed into the tables, so that each is checked here, whoever calls.
+// Ids index the tables, so they are checked here, in direct calls of the op too.
 const int64_t* checked_ids(const char* op, const Tensor& ids, int64_t count, int64_t offset, const Tensor& table) {
   STD_TORCH_CHECK(ids.scalar_type() == ScalarType::Long && ids.is_contiguous() && ids.numel() == count,
                   op, ": ids must be int64, contiguous, one for each token");

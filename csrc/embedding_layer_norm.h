@@ -1,5 +1,5 @@
 // y = dropout(LayerNorm(h) * weight + bias),  h = word[id] + position[position_id + offset] + token_type[type],
-// and the sums of dh over the tokens that took the same row of a table.
+// and a table's gradient: the sum of dh over the tokens that read each row.
 #pragma once
 #include <cstdint>
 
@@ -38,13 +38,14 @@ struct EmbeddingLayerNormBackward {
   const float* rstd;
   const float* weight;  // or null
   void* dh;
-  float* dweight;  // sums over the rows given to one call: added to; or null
+  float* dweight;  // sums over the rows given to one call: accumulated into; or null
   float* dbias;    // likewise
   Dropout dropout;
 };
 
-// table[id + offset] += the sum of the rows whose id it is. Tokens go by id in windows of kAddRowsWindow; what
-// begins and ends in a window is added there; the partial sums of the others are kept and added in order afterwards.
+// table[id + offset] += the sum of the rows with this id. The rows, sorted by id, are divided into windows of
+// kAddRowsWindow. A window adds the ids whose rows all lie in it. An id that crosses windows leaves partial sums, which
+// a second pass adds in order.
 constexpr int64_t kAddRowsWindow = 64;
 
 struct AddRows {
@@ -56,10 +57,10 @@ struct AddRows {
   int64_t width;
   int64_t offset;
   int64_t padding_idx;  // this row of the table gets nothing; -1: none
-  float* partial;       // (windows, 2, width): of an id from the window before, and of one that continues in the next
+  float* partial;       // (windows, 2, width): of the id that began before the window, of the id that goes on after it
 };
 
-// Rows or windows [begin, end). The norm's scratch holds 2 * (width rounded up to 128) floats, the others' width.
+// Rows or windows [begin, end). The norm needs 2 * (width rounded up to 128) floats of scratch, the others `width`.
 FASTENC_FOR_EACH_ISA(
     void embedding_layer_norm_forward(
         const EmbeddingLayerNormForward&, bool bf16, int64_t begin, int64_t end, float* scratch);

@@ -27,22 +27,22 @@ int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows
 namespace {
 
 constexpr const char *kAttention = "encoder_layer_attention", *kAfterAttention = "encoder_layer_after_attention";
-constexpr int64_t kRows = 96;  // of a block at most
+constexpr int64_t kRows = 96;  // the most rows of a block
 
-// As many for each thread, so that none waits for another's last one.
+// A multiple of the number of threads, so that all finish together.
 int64_t number_of_blocks(int64_t rows) {
   const int64_t threads = torch::stable::get_num_threads();
   return (rows + kRows * threads - 1) / (kRows * threads) * threads;
 }
 
-// Weights that come packed; or plain, and are packed into this thread's scratch for the length of a call, so that
-// nothing that could grow stale is kept; or plain, and stay so where few rows read them.
+// Three cases: packed by the caller; packed here into thread scratch, for one call, so that no copy can grow stale; or,
+// for few rows, read unpacked.
 class LayerWeights {
  public:
-  // op: the op that was called, for the errors.
+  // op: the op's name, for errors.
   LayerWeights(const char* op, bool packed, bool few_rows) : op_(op), packed_(packed), few_rows_(few_rows) {}
 
-  // Reserve first all that will be packed; the scratch moves when it grows.
+  // To be called for every weight before the first is packed: the scratch moves when it grows.
   void reserve(int64_t columns, int64_t depth) {
     if (!packed_ && !few_rows_) floats_ += packed_floats(columns, depth);
   }
@@ -129,7 +129,7 @@ Tensor attention(
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = bounds[block], last = bounds[block + 1];
-      if (layer.offsets[first] == layer.offsets[last]) continue;  // longer sequences than blocks
+      if (layer.offsets[first] == layer.offsets[last]) continue;  // an empty block: a sequence is longer than a block
       float* scratch = thread_scratch(layer_attention_scratch(layer, first, last));
       FASTENC_CALL(layer_attention, layer, x_rows, attended_rows, first, last, scratch);
     }
@@ -137,7 +137,7 @@ Tensor attention(
   return attended;
 }
 
-// (y, the next layer's residual), which is empty after a post-norm layer, where it is y.
+// Returns (y, the next layer's residual). The residual is empty after a post-norm layer, where it equals y.
 std::tuple<Tensor, Tensor> after_attention(
     Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
     Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,

@@ -28,13 +28,13 @@ struct LayerNormTerms {
 
 struct LayerAttention {
   LayerLinear qkv;
-  Attention terms;         // what it says of heads, scale, window and biases; its tensors are set block by block
+  Attention terms;         // heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
   bool bf16;               // x; all else is float
 };
 
 struct LayerAfterAttention {
-  LayerLinear attention_out, up, down;  // gated: up has the activated columns first, then as many others
+  LayerLinear attention_out, up, down;  // gated: the first half of up's columns is activated, the second multiplies it
   LayerNormTerms attention_norm, out_norm;
   Activation activation;
   bool gated, pre_norm, rms;
@@ -57,9 +57,9 @@ static inline LayerNormForward norm_in_place(
   return norm;
 }
 
-constexpr int64_t kInnerColumns = 256;  // of the inner activations that exist at a time
+constexpr int64_t kInnerColumns = 256;  // of the inner activations that are computed at a time
 
-// Floats for these sequences, and for so many rows.
+// Floats of scratch for these sequences, and for this number of rows.
 int64_t layer_attention_scratch(const LayerAttention&, int64_t first_sequence, int64_t last_sequence);
 int64_t layer_after_attention_scratch(const LayerAfterAttention&, int64_t rows);
 
@@ -71,10 +71,10 @@ FASTENC_FOR_EACH_ISA(
     void layer_after_attention(
         const LayerAfterAttention&, const float* attended, const void* residual, void* y, void* next_residual,
         int64_t first, int64_t last, float* scratch);
-    // In place, on rows [first, last) of x W_up + b_up; a gated layer's results are its rows' first halves.
+    // Activates rows [first, last) of x W_up + b_up in place. A gated layer's result is the first half of each row.
     void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
 
-// Of few rows, the threads share out each product's columns. The weights may be plain.
+// For few rows: the threads divide the columns of each product. The weights need not be packed.
 void layer_attention_few_rows(
     const LayerAttention&, const void* x, int64_t rows, int64_t sequences, float* attended);
 void layer_after_attention_few_rows(

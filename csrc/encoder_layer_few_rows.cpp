@@ -7,7 +7,7 @@
 namespace fastenc {
 namespace {
 
-constexpr int64_t kHeads = 2;  // that a thread takes at least
+constexpr int64_t kHeads = 2;  // the least number of heads in a task
 
 // c = a W^T + bias; row r of a is at a + r * stride.
 void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t rows, float* c) {
@@ -37,7 +37,7 @@ void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t
   parallel_gemm(m);
 }
 
-// A tensor's floats, widened into `buffer` if need be.
+// x as floats: x itself, or a bfloat16 x widened into `buffer`.
 const float* floats_of(const void* x, bool bf16, int64_t count, float* buffer) {
   if (!bf16) return static_cast<const float*>(x);
   FASTENC_CALL(widen, static_cast<const bfloat16*>(x), buffer, count);

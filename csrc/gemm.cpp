@@ -7,13 +7,14 @@
 namespace fastenc {
 namespace {
 
-// Rows of a task: packing a panel of B should cost little beside its products, and A's rows stay in the second cache.
+// Rows of a task. With fewer, packing a panel of B would cost much beside its products; with more, A's rows would leave
+// the second-level cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
-// Of so many rows at most, a weight is read as it lies: to pack it would cost more than it saves.
-constexpr int64_t kFewRows = 128;  // ops/_gemm.py has the same number
-constexpr int64_t kFewRowsColumns = 16;  // of a task
+// Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
+constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
+constexpr int64_t kFewRowsColumns = 16;  // columns of a task
 
-// Of the rows: as few as give each thread several tasks.
+// The fewest blocks of rows that give each thread several tasks.
 int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
   const int64_t threads = torch::stable::get_num_threads();
   return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
@@ -81,7 +82,7 @@ Gemm with_b(const Tensor& b, const float* bias) {
   return m;
 }
 
-constexpr int64_t kElements = 65536;  // that a thread converts at least
+constexpr int64_t kElements = 65536;  // the least number that a task converts
 
 void widen_all(const Tensor& x, float* target) {
   const auto* source = static_cast<const bfloat16*>(x.const_data_ptr());
@@ -97,7 +98,7 @@ void narrow_all(const float* source, Tensor& x) {
   });
 }
 
-// Of A's dtype, float32 or bfloat16, and B may be bfloat16 in either case; sums are float32.
+// A B + bias in A's dtype, float32 or bfloat16. B may be bfloat16 in either case; sums are float32.
 Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   const Tensor b = with_unit_stride(b_);
   const int64_t rows = a.size(0), columns = b.size(1), depth = b.size(0);

@@ -15,14 +15,14 @@ struct Gemm {
   const void* b;  // float or bfloat16
   bool b_bf16;
   int64_t b_depth, b_column;
-  const float* packed_b;  // in place of b: packed as packed_weights.h says
+  const float* packed_b;  // instead of b: packed as packed_weights.h says
   const float* bias;      // or null
   float* c;
   int64_t rows, columns, depth;
-  bool add;  // to what C holds
+  bool add;  // C += instead of C =
 };
 
-// The same product for a few rows: C = A W^T + bias, where W (columns, depth) is read as it lies, once.
+// The same product for few rows: C = A W^T + bias. W (columns, depth) is read once, without packing.
 struct GemmFewRows {
   const void* a;  // float; or bfloat16 if W is bfloat16 too and has_bf16_dot_products()
   bool a_bf16;
@@ -33,7 +33,7 @@ struct GemmFewRows {
   int64_t rows;
 };
 
-constexpr int64_t kGemmColumns = 64;  // of a task: a multiple of every instruction set's panel
+constexpr int64_t kGemmColumns = 64;  // columns of a task: a multiple of every instruction set's panel width
 
 FASTENC_FOR_EACH_ISA(
     // Rows [first, last) of columns [left, right).
@@ -42,7 +42,7 @@ FASTENC_FOR_EACH_ISA(
     void gemm_few_rows(const GemmFewRows&, int64_t left, int64_t right);)
 
 #if FASTENC_X86
-// The same of bfloat16 by AMX, where has_bf16_tiles().
+// gemm_few_rows for bfloat16 with AMX; needs has_bf16_tiles().
 namespace avx512 {
 void pack_amx_rows(const GemmFewRows&, float* packed);  // amx_floats() floats
 void gemm_amx(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
@@ -53,7 +53,7 @@ inline int64_t amx_floats(const GemmFewRows& m) {
 }
 #endif
 
-// The threads share out the columns.
+// The threads divide the columns.
 void parallel_gemm(const Gemm&);
 void parallel_gemm(const GemmFewRows&);
 

@@ -5,7 +5,7 @@
 
 namespace fastenc {
 
-// For the widest vectors and panels; the kernel lays it out.
+// Enough for the widest vectors and panels; the kernel divides it.
 int64_t head_statistics_scratch(int64_t length, int64_t head_dim) {
   const int64_t padded = (length + 127) / 128 * 128;
   const int64_t bias = 3 * length + 512;

@@ -43,7 +43,7 @@ bool has_amx_bf16() {
 #endif
 }
 
-// Linux gives a process the memory that a thread's tiles take when it asks for it.
+// Linux lets a process use AMX tiles only after it asked: they enlarge the state that is saved for each thread.
 bool may_use_tiles() {
 #if FASTENC_X86 && defined(SYS_arch_prctl)
   constexpr int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -112,7 +112,7 @@ bool is_intel() {
 }
 
 bool has_bf16_units() {
-  if (std::getenv("FASTENC_ISA")) return false;  // it stands for a processor of that set alone
+  if (std::getenv("FASTENC_ISA")) return false;  // a forced set stands for a processor without bfloat16 units
   return runs_here(Isa::avx512) && (has_amx_bf16() || has_avx512_bf16());
 }
 

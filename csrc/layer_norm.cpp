@@ -7,7 +7,7 @@ namespace {
 
 int64_t scratch_size(int64_t width) { return 4 * ((width + 127) / 128 * 128); }
 
-// (y, h, mean, rstd); h is empty where it would equal x, all three are empty unless `save`.
+// Returns (y, h, mean, rstd). h is empty where it would equal x. h, mean and rstd are empty unless `save`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x, std::optional<Tensor> residual, std::optional<Tensor> x_bias, std::optional<Tensor> weight,
     std::optional<Tensor> bias, std::optional<Tensor> rng_state, double dropout_p, double eps, bool rms, bool save) {
@@ -42,8 +42,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
   return {y, h, mean, rstd};
 }
 
-// (dh, dx, dweight, dbias, dx_bias); dh is the residual's gradient, dresidual_sum the gradient of h where h was a
-// result too. dx is empty where it would equal dh; the sums are float32 and empty unless wanted.
+// Returns (dh, dx, dweight, dbias, dx_bias). dh is the residual's gradient. dresidual_sum is the gradient of h if the
+// forward returned h. dx is empty where it would equal dh. The sums are float32 and empty unless wanted.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor dy, std::optional<Tensor> dresidual_sum, Tensor h, Tensor mean, Tensor rstd, std::optional<Tensor> weight,
     std::optional<Tensor> rng_state, double dropout_p, bool rms, bool wants_affine, bool wants_x_bias) {

@@ -26,14 +26,14 @@ struct LayerNormForward {
 
 struct LayerNormBackward {
   const void* dy;
-  const void* dresidual_sum;  // or null: h was not a result
+  const void* dresidual_sum;  // or null if h was not returned
   const void* h;
   const float* mean;
   const float* rstd;
   const float* weight;  // or null
   void* dh;
   void* dx;  // or null: equal to dh
-  // Sums over the rows given to one call; added to, so zeroed by the caller; null where not wanted.
+  // Sums over the rows given to one call. The kernel accumulates, so the caller zeroes them; null where not wanted.
   float* dweight;
   float* dbias;
   float* dx_bias;

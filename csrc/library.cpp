@@ -1,6 +1,6 @@
-// The extension module: what was compiled, and the choice of instruction set. The ops register
-// themselves beside their code; their schemas are defined in Python (fastenc.ops._library).
-// This file uses nothing of torch, whose copy of pybind11 refuses, in 2.11, to be read under the stable ABI alone.
+// The Python extension module: says what was compiled and chooses the instruction set. Each op registers itself in its
+// own file; the schemas are defined in Python (fastenc.ops.library).
+// This file includes no torch header: the copy of pybind11 in torch 2.11 does not compile under the stable ABI alone.
 #undef TORCH_TARGET_VERSION
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

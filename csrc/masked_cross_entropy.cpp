@@ -9,7 +9,7 @@
 namespace fastenc {
 namespace {
 
-// The rows that carry a label. Python's check names the argument for the user; this one guards direct calls.
+// The rows that carry a label. Python checks the labels for users; this check guards direct calls of the op.
 std::vector<int64_t> labelled_rows(const Tensor& labels, const Tensor& logits, int64_t ignore_index) {
   check_labels(labels, logits.size(0));
   const int64_t vocabulary = logits.size(1);
@@ -39,7 +39,7 @@ Tensor lazy_zeros_like(const Tensor& x) {
 }
 
 // Maps the pages of a row in one call before they are written: a page fault for each would cost more than the
-// arithmetic. It is a hint; a system without it takes the page faults.
+// arithmetic. On a system without this call the page faults remain.
 void map_pages([[maybe_unused]] void* row, [[maybe_unused]] size_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
   constexpr uintptr_t page = 4096;
@@ -102,7 +102,8 @@ Tensor forward_in_place(
   return losses;
 }
 
-// Multiplies the labelled rows of x by factors[row], or by the only factor there is; a factor of 1 costs nothing.
+// Multiplies the labelled rows of x by factors[row], or by factors[0] if it is the only one. A factor of 1 costs
+// nothing.
 void scale_labelled_rows(Tensor x, Tensor labels, int64_t ignore_index, Tensor factors) {
   labels = as_contiguous(labels);
   const auto rows = labelled_rows(labels, x, ignore_index);

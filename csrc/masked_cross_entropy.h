@@ -24,8 +24,7 @@ struct MaskedCrossEntropy {
   void* dlogits;           // or null; may be `logits` itself
 };
 
-// What the passes over a row give. Differences to the row's maximum stay exact; the log-sum-exp itself would be rounded
-// where the maximum is large.
+// Statistics of a row, relative to its maximum: a log-sum-exp would be rounded where the maximum is large.
 struct SoftmaxStatistics {
   float row_max;         // the largest logit
   float log_row_sum;  // log of the sum of exp(x_j - row_max)
@@ -35,12 +34,13 @@ struct SoftmaxStatistics {
   float target_exp;   // exp of that
 };
 
-// The loss, and the gradient: dx_j = factor * exp(x_j - row_max) - everywhere; at the label it is at_label.
+// The loss of a row, and its gradient: dx_j = factor * exp(x_j - row_max) - everywhere, but dx_label = at_label.
 struct RowTerms {
   float loss, factor, everywhere, at_label;
 };
 
-// dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), and less 1 - label_smoothing at the label.
+// dx_j = scale * (p_j * (1 + 2 * z_loss * lse) - label_smoothing / n), minus scale * (1 - label_smoothing) at the
+// label.
 // Static, because every instruction set compiles a copy.
 FASTENC_HOST_DEVICE static inline RowTerms row_terms(const MaskedCrossEntropy& a, const SoftmaxStatistics& s, float scale) {
   const float n = (float)a.vocabulary, lse = s.row_max + s.log_row_sum, from_z = 2.f * a.z_loss * lse;

@@ -1,5 +1,5 @@
-// From the op's tensors to the contract's pointers, the same for CPU and CUDA. Python's checks name the
-// argument for the user; these guard direct calls.
+// From the op's tensors to the kernel's pointers, the same for CPU and CUDA. Python checks the arguments for users;
+// these checks guard direct calls of the op.
 #pragma once
 #include "masked_cross_entropy.h"
 #include "tensors.h"
@@ -33,7 +33,7 @@ inline MaskedCrossEntropy make_arguments(
   return a;
 }
 
-// Rows may lie further apart than they are long.
+// There may be gaps between the rows.
 inline bool has_contiguous_rows(const Tensor& logits) {
   return (logits.size(1) <= 1 || logits.stride(1) == 1) &&
          (logits.size(0) <= 1 || logits.stride(0) >= logits.size(1));

@@ -1,5 +1,5 @@
-// A layer's weight (columns, depth) in the order in which our products read it, in float32: groups of panel_columns()
-// columns, the last filled up with 0, each (depth, panel_columns()).
+// A packed weight: a weight (columns, depth) in float32, in the order in which the products read it. Each group of
+// panel_columns() columns is a matrix (depth, panel_columns()); the last group is padded with 0.
 #pragma once
 #include <cstdint>
 
@@ -15,7 +15,7 @@ inline int64_t packed_floats(int64_t columns, int64_t depth) {
   return (columns + width - 1) / width * width * depth;
 }
 
-// A plain weight's rows, or those of several one above the other; the elements of a row are contiguous.
+// The rows of an unpacked weight, or of several weights stacked by rows. Each row is contiguous.
 struct WeightRows {
   const void* const* rows;
   int64_t count, depth;

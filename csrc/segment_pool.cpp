@@ -5,12 +5,12 @@
 namespace fastenc {
 namespace {
 
-// Sequences a thread takes at least.
+// The least number of sequences in a task.
 int64_t sequences(int64_t tokens, int64_t batch, int64_t width) {
   return grain(tokens / std::max<int64_t>(1, batch) * width);
 }
 
-// (y, argmax); argmax is empty but for the maximum.
+// Returns (y, argmax); argmax is empty unless the mode is the maximum.
 std::tuple<Tensor, Tensor> forward(Tensor x, Tensor cu_seqlens, int64_t mode) {
   x = as_contiguous(x);
   cu_seqlens = as_contiguous(cu_seqlens);

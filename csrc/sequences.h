@@ -6,8 +6,8 @@
 
 namespace fastenc {
 
-// Offsets on the host. Python's checks name the argument for the user; these keep direct calls inside the buffers.
-// op: the op that was called, for the errors.
+// Offsets on the host. Python checks them for users; these checks keep direct calls of the op inside the buffers. op:
+// the op's name, for errors.
 inline const int32_t* checked_offsets(
     const char* op, const Tensor& cu_seqlens, int64_t tokens, int64_t max_seqlen) {
   STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int, op, ": cu_seqlens must be int32");
@@ -24,7 +24,7 @@ inline const int32_t* checked_offsets(
   return offsets;
 }
 
-// (positions, rotary_dim) as rotary.h says, contiguous.
+// A contiguous table (positions, rotary_dim), as rotary.h says.
 inline Tensor checked_rotary_table(const char* op, const Tensor& table, int64_t max_seqlen, int64_t head_dim) {
   STD_TORCH_CHECK(
       table.scalar_type() == ScalarType::Float && table.dim() == 2 && table.size(0) >= max_seqlen &&
@@ -33,7 +33,7 @@ inline Tensor checked_rotary_table(const char* op, const Tensor& table, int64_t 
   return as_contiguous(table);
 }
 
-// Worker i gets the sequences [bounds[i], bounds[i + 1]), in their order and with nearly as many tokens as every other
+// Worker i gets the sequences [bounds[i], bounds[i + 1]): in order, and nearly the same number of tokens for each
 // worker.
 inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequences, int64_t workers) {
   std::vector<int64_t> bounds{0};

@@ -18,7 +18,7 @@ namespace fastenc {
 using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
 
-// Python's check names the argument for the user; this one guards direct calls of the op.
+// Python checks this for users; this check guards direct calls of the op.
 inline bool is_bfloat16(const Tensor& t) {
   STD_TORCH_CHECK(
       t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::BFloat16,
@@ -49,7 +49,7 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::empty(torch::headeronly::IntHeaderOnlyArrayRef(sizes.begin(), sizes.size()), dtype);
 }
 
-// Sums, weights and biases are float inside the kernels; one of another dtype is converted here once.
+// A vector as float32, converted once if it has another dtype: the kernels read sums, weights and biases as float.
 class FloatVector {
  public:
   explicit FloatVector(const std::optional<Tensor>& t) {
@@ -73,7 +73,7 @@ class FloatVector {
   const float* data_ = nullptr;
 };
 
-// Rows per thread at least, so that a task is worth starting.
+// The least number of rows in a task: with fewer, starting it would cost more than the work.
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width)); }
 
 // Column sums over rows (weight and bias gradients) are formed in a fixed number of row blocks and added
@@ -84,7 +84,7 @@ struct RowBlocks {
   int64_t begin(int64_t block) const { return rows * block / count; }
 };
 
-// One such sum: each row block adds to a row of its own. A width of 0 stands for a sum that is not wanted.
+// A column sum: each row block accumulates into its own row. Width 0: the sum is not wanted.
 class ColumnSums {
  public:
   ColumnSums(const RowBlocks& blocks, int64_t width)
@@ -108,7 +108,7 @@ class ColumnSums {
 // (width,), float32: the sums of a matrix's columns (column_sum.cpp).
 Tensor sum_columns(const void* x, int64_t rows, int64_t width, bool bf16);
 
-// The mask of probability p for a seed and an offset that the caller drew, or none without them.
+// Dropout of probability p with the seed and the offset in rng_state; no dropout without rng_state.
 inline Dropout make_dropout(double p, const std::optional<Tensor>& rng_state) {
   Dropout dropout;
   if (!rng_state) return dropout;

@@ -1,11 +1,11 @@
-// Weights as tensors: plain, (out_features, in_features) and perhaps several one above the other, or packed.
+// Weights as tensors: packed, or unpacked as (out_features, in_features), perhaps several stacked by rows.
 #pragma once
 #include "packed_weights.h"
 #include "tensors.h"
 
 namespace fastenc {
 
-// A plain weight of float32 or bfloat16; keeps alive what it points to.
+// An unpacked weight of float32 or bfloat16. It keeps its tensors alive.
 class Weight {
  public:
   explicit Weight(const std::vector<Tensor>& tensors);

@@ -29,14 +29,17 @@ from fastenc.kernels.attention_relative import relative_bias_gradient
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,
+    is_large,
     load_keys,
     load_record,
     load_record_once,
     load_rows,
     natural_lse,
+    new_record,
     probabilities,
     scaled,
     score_gradients,
+    score_unit,
     sequence_bounds,
     sequence_keys,
     shape_constants,
@@ -45,6 +48,7 @@ from fastenc.kernels.attention_tile import (
     store_sums,
     tile_scores,
     unit_of,
+    with_keys,
 )
 from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
@@ -56,12 +60,8 @@ from torch import Tensor
 
 # Numbers that change from batch to batch. A second variant of each kernel for multiples of 16 would gain nothing.
 VARYING = ["total_q", "blocks", "threshold", "span", "left", "right"]
-DELTA = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}  # launch of _attention_delta_kernel
 UNLIMITED = 2**30  # tokens of a window
 TABLE_BLOCK = tl.constexpr(64)  # tokens of an entry of attention_blocks.py's tables
-LARGE = tl.constexpr(
-    1024.0
-)  # log-sum-exp, whose rounding changes a probability by more than 3e-5 from here on
 
 
 @triton.jit
@@ -237,21 +237,22 @@ def _maxima_and_sums(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of natural scores over keys from start to stop: (maxima, sums of exponentials above them)."""
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    """Of tile_scores' results over keys from start to stop: (maxima, sums of exponentials above them).
+
+    Keys by queries, as in the backward: a product that is rounded differently there is off by a factor of the
+    probability.
+    """
+    maxima = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sums = tl.zeros([BLOCK_M], tl.float32)
+    unit = score_unit(scale, biases, WINDOW)
     for start_n in tl.range(start, stop, BLOCK_N):
         columns = start_n + tl.arange(0, BLOCK_N)
         k_base, _, stride_k_token, _, length_k = keys
         k = load_rows(k_base, columns, stride_k_token, columns < length_k, D, BLOCK_D)
-        s = tl.dot(q, k.T, input_precision=PRECISION)
-        s = tile_scores(s, rows[:, None], columns[None, :], length_k, scale, biases, WINDOW, True)
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # of a row that saw no key yet
-        row_sum *= tl.math.exp2((row_max - base) * LOG2_E)
-        row_sum += tl.sum(tl.math.exp2((s - base[:, None]) * LOG2_E), 1)
-        row_max = new_max
-    return row_max, row_sum
+        s = tl.dot(k, q.T, input_precision=PRECISION)
+        s = tile_scores(s, rows[None, :], columns[:, None], length_k, scale, biases, WINDOW, True)
+        maxima, sums = with_keys(maxima, sums, s, unit)
+    return maxima, sums
 
 
 @triton.jit(do_not_specialize=["total_q", "blocks", "span", "left", "right"])
@@ -260,8 +261,7 @@ def _attention_delta_kernel(
     dout_ptr,
     dlse_ptr,  # (H, total_q), float32, or None
     lse_ptr,  # (H, total_q), float32
-    record_ptr,  # (H, total_q, 4), int32
-    log_sum_ptr,  # (H, total_q), float32, for probabilities(); None without a bias or a window
+    record_ptr,  # (H, total_q, RECORD), int32
     q_ptr,
     k_ptr,
     cu_seqlens_q_ptr,
@@ -290,7 +290,7 @@ def _attention_delta_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The queries' records, with delta / drop_scale as their second word, and log_sum.
+    """The queries' records, with delta / drop_scale as their second word.
 
     delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]; the sum is sum_j p_ij dp_ij, dropout included.
     """
@@ -309,35 +309,40 @@ def _attention_delta_kernel(
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + indices, mask=mask_m, other=0.0)
     lse = tl.load(lse_ptr + indices, mask=mask_m, other=0.0)
-    if log_sum_ptr is not None:
+    large = is_large(lse)
+    lse = tl.where(large, 0.0, lse)
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
+    if NATURAL:  # nothing is rounded before the subtraction from a score
         log_sum = tl.zeros([BLOCK_M], tl.float32)
-        large = (tl.abs(lse) > LARGE) & (tl.abs(lse) < float("inf"))
-        if tl.max(large.to(tl.int32), 0) > 0:
-            first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
-            shift = length_k - length_q
-            keys = sequence_keys(
-                k_ptr, k_ptr, stride_k_token, stride_k_head, stride_k_token, stride_k_head, first_k, length_k, head
-            )  # fmt: skip
-            biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
-            q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
-            q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
-            start, stop = _visible_blocks(
-                start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW
-            )
-            row_max, row_sum = _maxima_and_sums(
-                q, offs_m + shift, start, stop, keys, biases, scale,
-                D, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, PRECISION,
-            )  # fmt: skip
-            log_sum = tl.where(large, tl.math.log2(tl.where(large, row_sum, 1.0)), log_sum)
-            lse = tl.where(large, row_max, lse)
-        tl.store(log_sum_ptr + indices, log_sum, mask=mask_m)
+        base = tl.where(lse == float("-inf"), float("inf"), lse)  # a query that saw no key
+    else:
+        log_sum, base = lse * LOG2_E, tl.zeros([BLOCK_M], tl.float32)
+    if tl.max(large.to(tl.int32), 0) > 0:
+        first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
+        shift = length_k - length_q
+        keys = sequence_keys(
+            k_ptr, k_ptr, stride_k_token, stride_k_head, stride_k_token, stride_k_head, first_k, length_k, head
+        )  # fmt: skip
+        biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
+        q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
+        q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
+        start, stop = _visible_blocks(
+            start_m + shift, length_k, left, right, BLOCK_N, BLOCK_M, WINDOW
+        )
+        maxima, sums = _maxima_and_sums(
+            q, offs_m + shift, start, stop, keys, biases, scale,
+            D, BLOCK_D, BLOCK_M, BLOCK_N, WINDOW, PRECISION,
+        )  # fmt: skip
+        log_sum = tl.where(large, tl.math.log2(tl.where(large, sums, 1.0)), log_sum)
+        base = tl.where(large, maxima, base)
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
         delta /= drop_scale
     delta = delta.to(tl.int32, bitcast=True)
-    NATURAL: tl.constexpr = log_sum_ptr is not None
-    store_record(record_ptr, lse, delta, rng, head, tokens, indices, mask_m, NATURAL)
+    store_record(record_ptr, log_sum, base, delta, rng, head, tokens, indices, mask_m)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -352,8 +357,7 @@ def _attention_bwd_kv_kernel(
     dk_ptr,  # (total_k, H, D), as dq
     dv_ptr,
     sums_ptr,  # (slots, 3, H, D), float32, zeroed: of dq and dv over tokens, in _slot's; dk's are 0; or None
-    record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
-    log_sum_ptr,  # (H, total_q), float32, by the same; None without a bias or a window
+    record_ptr,  # (H, total_q, RECORD), int32: by _attention_delta_kernel
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -404,13 +408,19 @@ def _attention_bwd_kv_kernel(
         wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    NATURAL: tl.constexpr = WINDOW or not (
+        alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    )
+    unit = score_unit(scale, biases, WINDOW)
     start, stop = _visible_blocks(start_n - shift, length_q, right, left, BLOCK_M, BLOCK_N, WINDOW)
     for start_m in tl.range(start, stop, BLOCK_M):
         offs_m = start_m + tl.arange(0, BLOCK_M)
         mask_m = offs_m < length_q
         q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-        lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+        log_sum, base, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+        if NATURAL:  # the scores of no query are its biases, of any size; products with it are 0
+            base = tl.where(mask_m, base, float("inf"))
         delta = second.to(tl.float32, bitcast=True)
         dropout = (None, threshold)
         if rng_ptr is not None:
@@ -420,10 +430,7 @@ def _attention_bwd_kv_kernel(
         s = tile_scores(
             s, (offs_m + shift)[None, :], columns[:, None], length_k, scale, biases, WINDOW, True
         )
-        log_sum = None
-        if log_sum_ptr is not None:
-            log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)[None, :]
-        p = probabilities(s, lse[None, :], log_sum, scale)
+        p = probabilities(s, base[None, :], log_sum[None, :], unit)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
         dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
@@ -467,7 +474,7 @@ def _attention_bwd_kv_kernel(
 
 @triton.jit
 def _query_gradient_blocks(
-    dq, q, dout, lse, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
+    dq, q, dout, base, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -476,7 +483,8 @@ def _query_gradient_blocks(
         k, v = load_keys(keys, columns, MASKED, D, BLOCK_D)
         s = tl.dot(q, k.T, input_precision=PRECISION)
         s = tile_scores(s, rows[:, None], columns[None, :], keys[4], scale, biases, WINDOW, MASKED)
-        p = probabilities(s, lse[:, None], log_sum, scale)
+        unit = score_unit(scale, biases, WINDOW)
+        p = probabilities(s, base[:, None], log_sum[:, None], unit)
         dp = tl.dot(dout, v.T, input_precision=PRECISION)
         _, ds = score_gradients(p, dp, delta[:, None], columns[None, :], dropout)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -492,7 +500,6 @@ def _attention_bwd_q_kernel(
     dq_ptr,  # (total_q, H, D), heads next to each other
     sums_ptr,  # as in the kernel above
     record_ptr,
-    log_sum_ptr,
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -542,10 +549,8 @@ def _attention_bwd_q_kernel(
     statistics = head.to(tl.int64) * total_q + first_q
     q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
     dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-    lse, second, one, two = load_record_once(record_ptr, statistics + offs_m, mask_m)
-    log_sum = None
-    if log_sum_ptr is not None:
-        log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)[:, None]
+    log_sum, base, second, one, two = load_record_once(record_ptr, statistics + offs_m, mask_m)
+    base = tl.where(mask_m, base, float("inf"))
     delta = second.to(tl.float32, bitcast=True)
     dropout = (None, threshold)
     if rng_ptr is not None:
@@ -555,12 +560,12 @@ def _attention_bwd_q_kernel(
     if not WINDOW:
         whole = length_k // BLOCK_N * BLOCK_N
         dq = _query_gradient_blocks(
-            dq, q, dout, lse, log_sum, delta, rows, start, whole, keys, biases, dropout, scale,
+            dq, q, dout, base, log_sum, delta, rows, start, whole, keys, biases, dropout, scale,
             D, BLOCK_D, BLOCK_N, WINDOW, False, PRECISION,
         )  # fmt: skip
         start = whole
     dq = _query_gradient_blocks(
-        dq, q, dout, lse, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
+        dq, q, dout, base, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
     grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
@@ -576,6 +581,8 @@ def _attention_bwd_q_kernel(
 @tunable(
     "attention",
     bucketed=("max_seqlen",),
+    # Larger blocks of keys need more warps. Two kernels add nothing atomically, and compute the scores twice.
+    candidates=({"BLOCK_N": 128, "num_warps": 8}, {"ATOMIC": False}),
     BLOCK_M=(32, 64, 128),
     BLOCK_N=(32, 64, 128),
     num_warps=(4, 8),
@@ -587,9 +594,18 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     precision: "half" for 2-byte types, else the precision of float32 products. biased: there is a window or a bias.
     warp_groups: the device's matrix instructions run on groups of four warps (wgmma), which needs tiles of 64 rows.
 
+    "backward_kv" has ATOMIC: whether it adds dq atomically; if not, "backward_q" computes it.
+
     64 query rows take 4 warps, because 8 warps would compute each softmax twice. Without warp groups backward_kv, which
     keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
     """
+    launch = _tile_and_warps(kernel, head_dim, precision, biased, warp_groups)
+    return {**launch, "ATOMIC": True} if kernel == "backward_kv" else launch
+
+
+def _tile_and_warps(
+    kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool
+) -> dict:
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
         return _launch(64, 128 if kernel == "forward" else 64, 4)
     if precision == "ieee":
@@ -607,6 +623,16 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
     if head_dim > 64 or (head_dim > 32) + biased + (precision == "tf32") >= 2:
         return _launch(64, 32, 4)
     return _launch(64, 64, 4)
+
+
+def config_delta(precision: str) -> dict:
+    """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
+
+    precision: as for the others.
+    """
+    if precision == "ieee":
+        return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8}
+    return {"BLOCK_M": 32, "BLOCK_N": 64 if precision == "half" else 32, "num_warps": 4}
 
 
 def compiled_keys() -> Iterator[dict]:
@@ -633,7 +659,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
     constants = {**shape_constants(key), "WINDOW": key["biased"]}
     without_biases = dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr"))
     if not key["biased"]:
-        constants |= without_biases | {"log_sum_ptr": None}
+        constants |= without_biases
     yield "", kernel, constants
     if key["head_dim"] == 64 and not key["biased"] and key["precision"] == "half":
         yield " in a grid", kernel, {**constants, "blocks_ptr": None}
@@ -843,7 +869,8 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """As attention_backward, for queries and keys that are rotated already.
 
-    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms.
+    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms or where a tuned
+    table says that this is faster.
     """
     nothing = lambda: q.new_empty(0)
     if packed:
@@ -861,14 +888,14 @@ def _backward(
     arguments["dout_ptr"] = dout
     (_, heads, head_dim), batch = q.shape, call.cu_seqlens_q.shape[0] - 1
     if division.any_length:
-        arguments["record_ptr"] = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
-        arguments["log_sum_ptr"] = torch.empty_like(lse) if _biased(arguments) else None
+        arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
-        of_grid, grid = _blocks(division, call.max_seqlen_q, DELTA["BLOCK_M"], arguments)
+        launch = config_delta(_precision(arguments))
+        of_grid, grid = _blocks(division, call.max_seqlen_q, launch["BLOCK_M"], arguments)
         named |= arguments | of_grid
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}
         if 0 not in grid:
-            run(_attention_delta_kernel, grid, **taken, **DELTA)
+            run(_attention_delta_kernel, grid, **taken, **launch)
     dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
     if division.short:
         gradients = (dq, dk, dv)
@@ -911,9 +938,10 @@ def _backward_any_length(
     max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
     gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
-    launch = _config("backward_kv", max_seqlen_k, arguments)
+    launch = dict(_config("backward_kv", max_seqlen_k, arguments))
+    atomic = launch.pop("ATOMIC") and not torch.are_deterministic_algorithms_enabled()
     launch_q, wide_dq, finished = None, None, None
-    if torch.are_deterministic_algorithms_enabled():
+    if not atomic:
         launch_q = _config("backward_q", max_seqlen_q, arguments)
     else:
         wide_dq, finished = _zeroed_dq(q, batch)

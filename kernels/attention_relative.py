@@ -13,8 +13,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
+    LOG2_E,
     head_rows,
-    load_record,
+    load_record_once,
     load_rows,
     probabilities,
     score_gradients,
@@ -37,8 +38,7 @@ def _attention_bwd_relative_kernel(
     v_ptr,  # (total_k, H, D)
     dout_ptr,  # (total_q, H, D), contiguous
     partial_ptr,  # (chunks, H, bands, 2, BLOCK), float32
-    record_ptr,  # (H, total_q, 4), int32: by _attention_delta_kernel
-    log_sum_ptr,  # (H, total_q), float32: by the same
+    record_ptr,  # (H, total_q, RECORD), int32: by _attention_delta_kernel
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read
@@ -104,7 +104,9 @@ def _attention_bwd_relative_kernel(
             dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
             k = load_rows(k_base, offs_n, stride_k, mask_n, D, BLOCK_D)
             v = load_rows(v_base, offs_n, stride_v, mask_n, D, BLOCK_D)
-            lse, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+            log_sum, base, second, one, two = load_record_once(
+                record_ptr, statistics + offs_m, mask_m
+            )
             delta = second.to(tl.float32, bitcast=True)
             columns = tl.where(mask_n, offs_n, length_k)  # one that does not exist
             s = tl.dot(q, k.T, input_precision=PRECISION)
@@ -118,8 +120,9 @@ def _attention_bwd_relative_kernel(
                 WINDOW,
                 True,
             )
-            log_sum = tl.load(log_sum_ptr + statistics + offs_m, mask=mask_m, other=0.0)
-            p = probabilities(s, lse[:, None], log_sum[:, None], scale)
+            # The scores of no query are its biases, of any size.
+            base = tl.where(mask_m, base, float("inf"))
+            p = probabilities(s, base[:, None], log_sum[:, None], LOG2_E)
             dp = tl.dot(dout, v.T, input_precision=PRECISION)
             dropout = (None, threshold)
             if rng_ptr is not None:

@@ -13,7 +13,8 @@ segment's first sequence's begin. The second has the one sequence after these, w
 it. A program finds its tile from the bounds of the sequences at three tokens. In a greedy assignment over the whole
 batch, each tile would depend on all tiles before it. A sequence of more than BLOCK tokens, which can only be the last
 of a segment, is left to other kernels. Programs of empty tiles exit at once. The grid, 2 ceil(T / BLOCK) tiles, depends
-on the number of tokens only.
+on the number of tokens only. It has half as many where the host knows that all sequences have a length that divides
+BLOCK, because then no second tile has tokens.
 
 Bytes: forward 4 T H D elements, backward 7.
 """
@@ -27,9 +28,11 @@ import triton
 import triton.language as tl
 from fastenc.kernels.attention_tile import (
     LOG2_E,
+    is_large,
     load_record,
     load_rows,
     natural_lse,
+    new_record,
     probabilities,
     scaled,
     shape_constants,
@@ -37,6 +40,7 @@ from fastenc.kernels.attention_tile import (
     store_rows,
     store_sums,
     unit_of,
+    with_keys,
 )
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread
 from fastenc.kernels.launch import tunable, warp_groups
@@ -45,6 +49,8 @@ from torch import Tensor
 
 LONGEST = 128  # tokens of a sequence
 WIDEST_BACKWARD = 64  # of a head: dk and dv of 128 keys fill the registers
+# Launch of _attention_short_record_kernel.
+RECORDS = {"BLOCK": 256, "BLOCK_M": 32, "BLOCK_N": 64, "LONGEST": LONGEST, "num_warps": 4}
 
 
 @triton.jit(do_not_specialize=["total_tokens", "batch", "steps", "max_seqlen"])
@@ -74,9 +80,9 @@ def _sequence_bounds_kernel(
 
 
 @triton.jit
-def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
+def _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK: tl.constexpr):
     """(first token, one past the last) of this program's tile."""
-    edge = tl.program_id(0) // 2 * BLOCK
+    edge = tl.program_id(0) // tiles * BLOCK
     starts_here = tl.load(starts_ptr + edge) == edge
     first = tl.where(starts_here, edge, tl.load(ends_ptr + edge))
     end = tl.minimum(edge + BLOCK, total_tokens) - 1
@@ -85,7 +91,7 @@ def _tile(starts_ptr, ends_ptr, total_tokens, BLOCK: tl.constexpr):
     full = first + BLOCK
     inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
     middle = tl.minimum(inside, last)
-    second = tl.program_id(0) % 2 == 1
+    second = tl.program_id(0) % tiles == 1
     return tl.where(second, middle, first), tl.where(second, last, middle)
 
 
@@ -107,7 +113,7 @@ def _is_kept(rng, head, tokens, row_starts, keys, threshold):
     return is_kept(row_keys(rng, head, tokens[:, None]), columns, threshold)
 
 
-@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+@triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
 def _attention_short_fwd_kernel(
     q_ptr,  # (total_tokens, H, D)
     k_ptr,
@@ -123,6 +129,7 @@ def _attention_short_fwd_kernel(
     stride_v_token,
     stride_v_head,
     total_tokens,
+    tiles,  # of a segment
     scale,
     threshold,
     drop_scale,
@@ -134,7 +141,7 @@ def _attention_short_fwd_kernel(
     PRECISION: tl.constexpr,
 ):
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
-    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK)
     if first >= last:
         return
     head = tl.program_id(1)
@@ -162,29 +169,92 @@ def _attention_short_fwd_kernel(
         tl.store(lse_ptr + head.to(tl.int64) * total_tokens + tokens, lse, mask=mask_m)
 
 
+@triton.jit
+def _query_words(lse_ptr, bounds_ptr, tokens, head, total_tokens):
+    """(indices, lse, begins of the sequences, whether rounding lse would show) of tokens."""
+    valid = tokens < total_tokens
+    indices = head.to(tl.int64) * total_tokens + tokens
+    lse = tl.load(lse_ptr + indices, mask=valid, other=0.0)
+    starts = tl.load(bounds_ptr + tokens, mask=valid, other=-1)
+    return indices, lse, starts, is_large(lse)
+
+
+@triton.jit
+def _store_large_records(
+    record_ptr, lse_ptr, q, k, bounds_ptr, rng, first, head, total_tokens, unit,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LONGEST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Those of BLOCK_M queries whose scores are computed again; q, k: (pointer to the head, stride of tokens)."""
+    tokens = first + tl.arange(0, BLOCK_M)
+    indices, _, row_starts, large = _query_words(lse_ptr, bounds_ptr, tokens, head, total_tokens)
+    queries = load_rows(q[0], tokens, q[1], large, D, BLOCK_D)
+    maxima = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sums = tl.zeros([BLOCK_M], tl.float32)
+    # No key of a short sequence is further away.
+    start = tl.maximum(tl.min(tl.where(large, row_starts, total_tokens), 0), first - LONGEST)
+    stop = tl.minimum(first + BLOCK_M + LONGEST, total_tokens)
+    for start_n in tl.range(start, stop, BLOCK_N):
+        # Keys by queries, as in the backward, which must not round a product differently.
+        columns = start_n + tl.arange(0, BLOCK_N)
+        mask = columns < total_tokens
+        starts = tl.load(bounds_ptr + columns, mask=mask, other=-2)
+        keys = load_rows(k[0], columns, k[1], mask, D, BLOCK_D)
+        s = tl.dot(keys, queries.T, input_precision=PRECISION)
+        s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
+        maxima, sums = with_keys(maxima, sums, s, unit)
+    log_sum = tl.math.log2(tl.where(large, sums, 1.0))
+    store_record(record_ptr, log_sum, maxima, row_starts, rng, head, tokens, indices, large)
+
+
 @triton.jit(do_not_specialize=["total_tokens"])
 def _attention_short_record_kernel(
-    record_ptr,  # (H, total_tokens, 4), int32
+    record_ptr,  # (H, total_tokens, RECORD), int32
     lse_ptr,
+    q_ptr,
+    k_ptr,
     bounds_ptr,
     rng_ptr,  # or None
+    stride_q_token,
+    stride_q_head,
+    stride_k_token,
+    stride_k_head,
     total_tokens,
+    scale,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LONGEST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """The queries' records for the backward, with the begin of the query's sequence as their second word."""
+    """The queries' records for the backward, with the begin of the query's sequence as their second word.
+
+    Those of large scores, which are rare, are formed BLOCK_M at a time, so that they take few registers.
+    """
     head = tl.program_id(1)
-    token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    valid = token < total_tokens
-    indices = head.to(tl.int64) * total_tokens + token
-    lse = tl.load(lse_ptr + indices, mask=valid, other=0.0)
-    start = tl.load(bounds_ptr + token, mask=valid, other=-1)
+    wide_head = head.to(tl.int64)
+    first = tl.program_id(0) * BLOCK
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
-    store_record(record_ptr, lse, start, rng, head, token, indices, valid, False)
+    tokens = first + tl.arange(0, BLOCK)
+    indices, lse, starts, large = _query_words(lse_ptr, bounds_ptr, tokens, head, total_tokens)
+    base, small = tl.zeros([BLOCK], tl.float32), (tokens < total_tokens) & ~large
+    log_sum = tl.where(large, 0.0, lse) * LOG2_E
+    store_record(record_ptr, log_sum, base, starts, rng, head, tokens, indices, small)
+    if tl.max(large.to(tl.int32), 0) > 0:
+        q = (q_ptr + wide_head * stride_q_head, stride_q_token)
+        k = (k_ptr + wide_head * stride_k_head, stride_k_token)
+        for start_m in tl.range(first, tl.minimum(first + BLOCK, total_tokens), BLOCK_M):
+            _store_large_records(
+                record_ptr, lse_ptr, q, k, bounds_ptr, rng, start_m, head, total_tokens, scale * LOG2_E,
+                D, BLOCK_D, BLOCK_M, BLOCK_N, LONGEST, PRECISION,
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["total_tokens", "threshold"])
+@triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
 def _attention_short_bwd_kernel(
     q_ptr,
     k_ptr,
@@ -193,7 +263,7 @@ def _attention_short_bwd_kernel(
     dq_ptr,  # (total_tokens, H, D), heads next to each other
     dk_ptr,
     dv_ptr,
-    record_ptr,  # (H, total_tokens, 4), int32: by _attention_short_record_kernel
+    record_ptr,  # (H, total_tokens, RECORD), int32: by _attention_short_record_kernel
     sums_ptr,  # (tiles, 3, H, D), float32, zeroed: of dq and dv over the tile's tokens, dk's are 0; or None
     bounds_ptr,
     rng_ptr,  # None without dropout; not read
@@ -205,6 +275,7 @@ def _attention_short_bwd_kernel(
     stride_v_head,
     stride_grad,  # of tokens in dq, dk and dv
     total_tokens,
+    tiles,  # of a segment
     scale,
     threshold,
     drop_scale,
@@ -217,7 +288,7 @@ def _attention_short_bwd_kernel(
 ):
     """Scores are keys by queries: what the products of dk and dv take on their left stays in registers."""
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
-    first, last = _tile(starts_ptr, ends_ptr, total_tokens, BLOCK)
+    first, last = _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK)
     if first >= last:
         return
     head = tl.program_id(1)
@@ -237,15 +308,15 @@ def _attention_short_bwd_kernel(
     for start_m in tl.range(first, last, ROWS):
         tokens = start_m + tl.arange(0, ROWS)
         mask_m = tokens < last
-        lse, row_starts, one, two = load_record(
+        # Past the tile all of these and the query are 0, which adds nothing.
+        log_sum, base, row_starts, one, two = load_record(
             record_ptr, wide_head * total_tokens + tokens, mask_m
         )
-        row_starts = tl.where(mask_m, row_starts, -1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
         dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
         s = tl.dot(k, q.T, input_precision=PRECISION)
         s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
-        p = probabilities(s, lse[None, :], None, scale)
+        p = probabilities(s, base[None, :], log_sum[None, :], scale * LOG2_E)
         dp = tl.dot(v, dout.T, input_precision=PRECISION)
         kept = p
         if rng_ptr is not None:
@@ -359,24 +430,20 @@ def backward(
     launch = _config(max_seqlen, True, arguments)
     sums = None
     if wants_sums:
-        shape = (_tiles(arguments, launch), 3, arguments["H"], arguments["D"])
+        segments, tiles = _tiles(arguments, max_seqlen, launch)
+        shape = (segments * tiles, 3, arguments["H"], arguments["D"])
         sums = torch.zeros(shape, dtype=torch.float32, device=dq.device)
     total_tokens = arguments["total_q"]
     if total_tokens and bounds is None:
         bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
-    record = lse.new_empty((*lse.shape, 4), dtype=torch.int32)
+    record = new_record(lse)
     if total_tokens:
-        run(
-            _attention_short_record_kernel,
-            (triton.cdiv(total_tokens, 256), arguments["H"]),
-            record,
-            lse,
-            bounds,
-            arguments["rng_ptr"],
-            total_tokens,
-            BLOCK_M=256,
-            num_warps=4,
-        )
+        named = arguments | {"lse_ptr": lse, "record_ptr": record, "bounds_ptr": bounds}
+        named["total_tokens"] = total_tokens
+        names = _attention_short_record_kernel.arg_names
+        taken = {name: named[name] for name in names if name in named}
+        grid = (triton.cdiv(total_tokens, RECORDS["BLOCK"]), arguments["H"])
+        run(_attention_short_record_kernel, grid, **taken, **RECORDS)
     tensors = {
         "dq_ptr": dq,
         "dk_ptr": dk,
@@ -400,8 +467,15 @@ def _config(max_seqlen: int, backward: bool, arguments: dict) -> dict:
     )
 
 
-def _tiles(arguments: dict, launch: dict) -> int:
-    return 2 * triton.cdiv(arguments["total_q"], launch["BLOCK"])
+def _tiles(arguments: dict, max_seqlen: int, launch: dict) -> tuple[int, int]:
+    """(segments, tiles of a segment).
+
+    A batch of as many tokens as sequences of max_seqlen have has no others. If their length divides BLOCK, each segment
+    is one whole tile.
+    """
+    total_tokens, batch = arguments["total_q"], arguments["cu_seqlens_q_ptr"].shape[0] - 1
+    whole = total_tokens == batch * max_seqlen and launch["BLOCK"] % max(1, max_seqlen) == 0
+    return triton.cdiv(total_tokens, launch["BLOCK"]), 1 if whole else 2
 
 
 def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict) -> None:
@@ -411,6 +485,7 @@ def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments
         return
     if bounds is None:
         bounds = sequence_bounds(arguments["cu_seqlens_q_ptr"], total_tokens, max_seqlen)
-    named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens}
+    segments, tiles = _tiles(arguments, max_seqlen, launch)
+    named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens, "tiles": tiles}
     taken = {name: named[name] for name in kernel.arg_names if name in named}
-    run(kernel, (_tiles(arguments, launch), arguments["H"]), **taken, **launch)
+    run(kernel, (segments * tiles, arguments["H"]), **taken, **launch)

@@ -1,8 +1,10 @@
 """One tile of scores, queries by keys or keys by queries: what the attention kernels share.
 
-Probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential. With a bias or a window
-they are exp2((score - x) * log2(e) - y), where nothing is rounded before the subtraction. The forward has the row's
-maximum as x. The backward has lse, or where rounding it would show, the maximum again and log2 of the row's sum as y.
+In the forward probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential; with a
+bias or a window exp2((score - x) * log2(e)), where nothing is rounded before the subtraction; x is the row's maximum.
+In the backward they are exp2((product - x) * scale * log2(e) - y), with x = 0 and y the log-sum-exp, or of scores
+exp2((score - x) * log2(e) - y), with x the log-sum-exp and y = 0. Where rounding the log-sum-exp would show, x is the
+maximum and y is log2 of the row's sum.
 Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
@@ -11,12 +13,23 @@ Arguments travel in tuples:
     dropout:  (keys of the queries or None, threshold); keys are those of dropout.row_keys
 """
 
+import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.dropout import is_kept, row_keys, spread
+from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 HUGE = tl.constexpr(2.0**28)
+# A log-sum-exp whose rounding changes a probability by more than 3e-5 from here on.
+LARGE = tl.constexpr(1024.0)
+# Words of a query's record: log_sum, second, base, -, key of dropout (two), -, -.
+RECORD = tl.constexpr(8)
+
+
+def new_record(lse: Tensor) -> Tensor:
+    """(H, total_q, RECORD), int32: room for a record of each query."""
+    return lse.new_empty((*lse.shape, RECORD.value), dtype=torch.int32)
 
 
 def shape_constants(key: dict) -> dict:
@@ -120,15 +133,35 @@ def natural_lse(row_max, row_sum, scale):
 
 
 @triton.jit
-def probabilities(s, lse, log_sum, scale):
-    """Of tile_scores' results and the queries' lse as in their records, which broadcasts.
-
-    log_sum: by _attention_delta_kernel, in lse's shape; None where the results are products, not scores.
-    """
-    if log_sum is None:
-        return tl.math.exp2(s * (scale * LOG2_E) - lse)
+def score_unit(scale, biases, WINDOW: tl.constexpr):
+    """The factor from tile_scores' results to units of log2."""
+    alibi_ptr, relative_ptr, key_bias_ptr, _, _, _, _, _ = biases
+    unbiased: tl.constexpr = alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
+    if unbiased and not WINDOW:
+        return scale * LOG2_E
     else:
-        return tl.math.exp2((s - lse) * LOG2_E - log_sum)
+        return LOG2_E
+
+
+@triton.jit
+def probabilities(s, base, log_sum, unit):
+    """Of tile_scores' results or products, and what the records have of their queries, which broadcasts."""
+    return tl.math.exp2((s - base) * unit - log_sum)
+
+
+@triton.jit
+def with_keys(maxima, sums, s, unit):
+    """(maxima, sums of exponentials above them) of queries, with those of a tile, keys by queries, added."""
+    higher = tl.maximum(maxima, tl.max(s, 0))
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # of a query that saw no key yet
+    sums *= tl.math.exp2((maxima - base) * unit)
+    return higher, sums + tl.sum(tl.math.exp2((s - base[None, :]) * unit), 0)
+
+
+@triton.jit
+def is_large(lse):
+    """Whether rounding a query's log-sum-exp would show in its probabilities: they need its maximum and sum apart."""
+    return (tl.abs(lse) > LARGE) & (tl.abs(lse) < float("inf"))
 
 
 @triton.jit
@@ -166,48 +199,55 @@ def tile_scores(
 
 
 @triton.jit
-def store_record(record_ptr, lse, second, rng, head, rows, indices, valid, NATURAL: tl.constexpr):
-    """Each query's record, 16 bytes for the backward: lse (inf if the query saw no key), ``second``, and the two words
-    of its key of dropout. Separate loads of them would be repeated in each column that a thread has.
+def store_record(record_ptr, log_sum, base, second, rng, head, rows, indices, valid):
+    """Each query's record, RECORD words for the backward: log_sum and base for probabilities(), ``second``, and the two
+    words of its key of dropout. Separate loads of them would be repeated in each column that a thread has.
 
-    lse: natural logarithm, stored in units of log2 unless NATURAL; second: int32; rng: by load_rng, or None.
+    log_sum: -inf if the query saw no key, stored as inf; second: int32; rng: by load_rng, or None.
     """
-    if not NATURAL:
-        lse *= LOG2_E
-    word = tl.where(lse == float("-inf"), float("inf"), lse).to(tl.int32, bitcast=True)
-    one, two = second * 0, second * 0
+    log_sum = tl.where(log_sum == float("-inf"), float("inf"), log_sum).to(tl.int32, bitcast=True)
+    base = base.to(tl.int32, bitcast=True)
+    zero = second * 0
+    one, two = zero, zero
     if rng is not None:
         found = row_keys(rng, head, rows)
         one, two = found[0].to(tl.int32, bitcast=True), found[1].to(tl.int32, bitcast=True)
-    words = tl.reshape(tl.join(tl.join(word, one), tl.join(second, two)), [valid.shape[0], 4])
-    pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    even = tl.join(tl.join(log_sum, one), tl.join(base, zero))
+    odd = tl.join(tl.join(second, two), tl.join(zero, zero))
+    words = tl.reshape(tl.join(even, odd), [valid.shape[0], RECORD])
+    pointers = record_ptr + indices.to(tl.int64)[:, None] * RECORD + tl.arange(0, RECORD)[None, :]
     tl.store(pointers, words, mask=valid[:, None])
 
 
 @triton.jit
 def load_record(record_ptr, indices, valid):
-    """(lse, int32 second word, the two words of the key of dropout); without a record, lse is inf."""
-    pointers = record_ptr + indices.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    """(log_sum, base, int32 second word, the two words of the key of dropout); all 0 without a record."""
+    pointers = record_ptr + indices.to(tl.int64)[:, None] * RECORD + tl.arange(0, RECORD)[None, :]
     words = tl.load(pointers, mask=valid[:, None], other=0)
-    even, odd = tl.split(tl.reshape(words, [valid.shape[0], 2, 2]))
-    lse, one = tl.split(even)
-    second, two = tl.split(odd)
-    lse = tl.where(valid, lse.to(tl.float32, bitcast=True), float("inf"))
-    return lse, second, one.to(tl.uint32, bitcast=True), two.to(tl.uint32, bitcast=True)
+    even, odd = tl.split(tl.reshape(words, [valid.shape[0], 4, 2]))
+    sums_and_one, bases = tl.split(tl.reshape(even, [valid.shape[0], 2, 2]))
+    seconds_and_two, _ = tl.split(tl.reshape(odd, [valid.shape[0], 2, 2]))
+    log_sum, one = tl.split(sums_and_one)
+    base, _ = tl.split(bases)
+    second, two = tl.split(seconds_and_two)
+    log_sum, base = log_sum.to(tl.float32, bitcast=True), base.to(tl.float32, bitcast=True)
+    return log_sum, base, second, one.to(tl.uint32, bitcast=True), two.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def load_record_once(record_ptr, indices, valid):
-    """As load_record, by a load for each word, for programs that read their records before their loop.
+    """As load_record, by a load for each word: for records that are read before a loop, or for queries by keys.
 
-    What load_record splits would be moved into another layout again in each turn of the loop.
+    What load_record splits would be moved into another layout again in each turn of the loop. Queries by keys, a thread
+    has few queries; without matrix instructions load_record takes so many registers that it spills.
     """
-    words = record_ptr + indices.to(tl.int64) * 4
-    lse = tl.load(words, mask=valid, other=0).to(tl.float32, bitcast=True)
+    words = record_ptr + indices.to(tl.int64) * RECORD
+    log_sum = tl.load(words, mask=valid, other=0).to(tl.float32, bitcast=True)
     second = tl.load(words + 1, mask=valid, other=0)
-    one = tl.load(words + 2, mask=valid, other=0).to(tl.uint32, bitcast=True)
-    two = tl.load(words + 3, mask=valid, other=0).to(tl.uint32, bitcast=True)
-    return tl.where(valid, lse, float("inf")), second, one, two
+    base = tl.load(words + 2, mask=valid, other=0).to(tl.float32, bitcast=True)
+    one = tl.load(words + 4, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    two = tl.load(words + 5, mask=valid, other=0).to(tl.uint32, bitcast=True)
+    return log_sum, base, second, one, two
 
 
 @triton.jit

@@ -11,10 +11,15 @@ Bytes per element of u beside the products' operands, 2-byte types: forward 4, b
 more. Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.activation import GELU, gate, slope
+from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -117,8 +122,22 @@ def _linear_gelu_bwd_kernel(
     tl.store(partial_ptr + down.to(tl.int64) * width + column, sums, mask=column < width)
 
 
-def config() -> dict:
-    """Launch parameters; not tuned on a device yet. Two warp groups of 64 rows each, as wgmma wants."""
+@tunable(
+    "linear_gelu",
+    candidates=(
+        {"BLOCK_N": 256, "num_stages": 3},
+        {"BLOCK_M": 64, "BLOCK_N": 256},
+        {"BLOCK_M": 64, "num_warps": 4, "num_stages": 4},
+    ),
+    BLOCK_M=(64, 128),
+    BLOCK_N=(64, 128, 256),
+    BLOCK_K=(32, 64, 128),
+    GROUP=(4, 8, 16),
+    num_warps=(4, 8),
+    num_stages=(2, 3, 4),
+)
+def config(width: int, inner: int, backward: bool) -> dict:
+    """Launch parameters where no table has better ones. Two warp groups of 64 rows each, as wgmma wants."""
     return {
         "BLOCK_M": 128,
         "BLOCK_N": 128,
@@ -129,26 +148,46 @@ def config() -> dict:
     }
 
 
+def compiled_keys() -> Iterator[dict]:
+    """Keys of tuned entries whose launches a test compiles ahead of time."""
+    for (width, inner), backward in product(((3072, 768), (1536, 384)), (False, True)):
+        yield {"width": width, "inner": inner, "backward": backward, "dtype": "bfloat16"}
+
+
+def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
+    """(variant, kernel, constants) of the kernel that an entry with this key launches."""
+    yield (
+        "",
+        _linear_gelu_bwd_kernel if key["backward"] else _linear_gelu_fwd_kernel,
+        {"EVEN": True},
+    )
+
+
 def linear_gelu_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(y, u) for contiguous bfloat16 or float16 x (rows, inner), weight (width, inner), bias (width,)."""
+    """(gelu(u), u), u = x weight^T + bias, for x (rows, inner), weight (width, inner), bias (width,)."""
+    x, weight = x.contiguous(), weight.contiguous()
     y = x.new_empty(x.shape[0], weight.shape[0])
     u = torch.empty_like(y)
-    _launch(_linear_gelu_fwd_kernel, y, x.shape[1], x, weight, bias, y, u)
+    launch = config(weight.shape[0], x.shape[1], False, like=x)
+    _launch(_linear_gelu_fwd_kernel, launch, x.shape[1], x, weight, bias.contiguous(), y, u)
     return y, u
 
 
 def linear_gelu_backward(dy: Tensor, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(du, its column sums in float32) for contiguous dy (rows, inner), weight (inner, width), u (rows, width)."""
+    """((dy weight) * gelu'(u), its column sums in float32), for dy (rows, inner), weight (inner, width), u."""
+    dy, weight, u = dy.contiguous(), weight.contiguous(), u.contiguous()
+    (rows, width), inner = u.shape, dy.shape[1]
     du = torch.empty_like(u)
-    blocks = triton.cdiv(u.shape[0], config()["BLOCK_M"])
-    partial = torch.empty((blocks, u.shape[1]), dtype=torch.float32, device=u.device)
-    _launch(_linear_gelu_bwd_kernel, u, dy.shape[1], dy, weight, u, du, partial)
+    launch = config(width, inner, True, like=u)
+    blocks = triton.cdiv(rows, launch["BLOCK_M"])
+    partial = torch.empty((blocks, width), dtype=torch.float32, device=u.device)
+    _launch(_linear_gelu_bwd_kernel, launch, inner, dy, weight, u, du, partial)
     return du, partial.sum(0)
 
 
-def _launch(kernel, result: Tensor, inner: int, *tensors: Tensor) -> None:
-    rows, width = result.shape
-    launch = config()
+def _launch(kernel, launch: dict, inner: int, *tensors: Tensor) -> None:
+    """``tensors``: the kernel's, of which the fourth is (rows, width)."""
+    rows, width = tensors[3].shape
     programs = triton.cdiv(rows, launch["BLOCK_M"]) * triton.cdiv(width, launch["BLOCK_N"])
     if programs:
         even = inner % launch["BLOCK_K"] == 0

@@ -10,13 +10,13 @@ from torch.utils._device import _device_constructors
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
-# cuBLAS is deterministic only when told so before its first use in a process.
+# cuBLAS is deterministic only if this is set before its first use in a process.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# Without a GPU Triton's interpreter runs the kernels; Triton asks for it when a kernel is defined.
+# Without a GPU, Triton's interpreter runs the kernels. Triton reads this when a kernel is defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import _dispatch, _gemm, _library  # noqa: E402
+from fastenc.ops import dispatch, gemm, library  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -49,18 +49,18 @@ def instruction_set(request):
 
 @pytest.fixture(params=["our products", "torch's"])
 def ours(request, monkeypatch):
-    """Runs a test with our float32 products and with torch's, whichever the processor would choose."""
+    """Runs a test with our float32 products and with torch's, whichever this processor would choose."""
     wanted = request.param == "our products"
     if wanted and _C is None:
         pytest.skip("the compiled extension is not available")
-    monkeypatch.setattr(_gemm, "ours_is_faster", lambda: wanted)
+    monkeypatch.setattr(gemm, "cpp_product_is_faster", lambda: wanted)
     if not wanted:  # nor for few rows
-        monkeypatch.setattr(_gemm, "has_vectors", lambda: False)
+        monkeypatch.setattr(gemm, "has_vectors", lambda: False)
     return wanted
 
 
 class TritonTarget(NamedTuple):
-    """Where and as what an op runs its Triton kernel in a test."""
+    """The device and the ``impl`` with which a test runs an op's Triton kernel."""
 
     device: torch.device
     impl: str
@@ -68,7 +68,7 @@ class TritonTarget(NamedTuple):
 
 
 def poisoned(new):
-    """``new``, which leaves its result's values open, with NaN for them: what a kernel forgets to write shows."""
+    """``new``, with NaN in its uninitialised result, so that an element that no kernel writes shows."""
 
     @wraps(new)
     def filled(*arguments, **options):
@@ -80,12 +80,8 @@ def poisoned(new):
 
 
 @pytest.fixture
-def triton_target(monkeypatch):
-    """A GPU; or the CPU, where interpreted Triton kernels take the place of the C++ code behind the same ops."""
-    _device_constructors()  # a table of them, kept as they are at its first use
-    makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
-    for owner, name in makers:
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+def triton_kernels(monkeypatch):
+    """A GPU; or the CPU, where interpreted Triton kernels replace the C++ code of the same ops."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         every = (torch.float32, torch.float16, torch.bfloat16)
@@ -93,17 +89,27 @@ def triton_target(monkeypatch):
         return
     if _C is None:
         pytest.skip("the compiled extension is not available")
-    # The interpreter keeps bfloat16 as integers and multiplies those.
+    # The interpreter stores bfloat16 as integers and would multiply these.
     usable = (torch.float32, torch.float16)
     limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    monkeypatch.setattr(_dispatch, "unsupported_reason", limit)
-    library = torch.library.Library("fastenc", "IMPL")
+    monkeypatch.setattr(dispatch, "unsupported_reason", limit)
+    overrides = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
-        for name, kernel in _library.triton_kernels.items():
-            library.impl(name, kernel, "CPU", allow_override=True)
+        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
+        for name, kernel in library.triton_kernels.items():
+            overrides.impl(name, kernel, "CPU", allow_override=True)
     yield TritonTarget(torch.device("cpu"), "cpp", usable)
-    library._destroy()
+    overrides._destroy()
+
+
+@pytest.fixture
+def triton_target(triton_kernels, monkeypatch):
+    """The same, with NaN in all memory that is allocated."""
+    _device_constructors()  # a table of them, kept as they are at its first use
+    makers = ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+    for owner, name in makers:
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+    return triton_kernels
 
 
 @pytest.fixture(autouse=True)

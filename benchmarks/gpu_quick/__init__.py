@@ -1,4 +1,4 @@
-"""The first minutes on a GPU: see ``python -m benchmarks.gpu_quick --help``. A file a section."""
+"""The first minutes on a GPU: see ``python -m benchmarks.gpu_quick --help``. One file for each section."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -20,8 +20,8 @@ SECTIONS = {
     "rules": rules,
     "sweep": sweep,
 }
-# A dry run (benchmarks/_dry_run.py) changes these: the report's name, what starts a section's module, what the report
-# says of the machine, and what becomes of each case.
+# A dry run (benchmarks/_dry_run.py) changes these: the report's name, the command that starts a section, what the
+# report says of the machine, and a function that is applied to the cases.
 FILE = "gpu_quick.json"
 RUNNER: tuple[str, ...] = ()
 REMARKS: dict[str, str] = {}

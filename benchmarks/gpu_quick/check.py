@@ -1,4 +1,4 @@
-"""Every op and gradient against float64 at real sizes, dropout included: the masks are the reference's."""
+"""Every op and gradient against float64 at real sizes, with dropout: the masks are the reference's."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def cases(size: Size) -> Iterator[Case]:
 def errors(mine: Tensor, true: Tensor) -> tuple[float, float]:
     """(||mine - true|| / ||true||, largest ||mine - true|| of a row / mean ||true|| of the rows).
 
-    The second shows one wrong row of thousands, which the first hides. A vector is one row.
+    The second number shows one wrong row among thousands, which the first hides. A vector counts as one row.
     """
     wrong, true = (torch.atleast_2d(x).flatten(0, -2) for x in (mine.double() - true, true))
     tiny = 1e-30
@@ -40,7 +40,7 @@ def check(name: str, make) -> dict:
     )
     whole, rows = zip(*(errors(*pair) for pair in pairs), strict=True)
     tolerance = TOLERANCES[problem.inputs[0].dtype]
-    # Written so that NaN is wrong.
+    # Written so that a NaN counts as wrong.
     right = all(e < tolerance for e in whole) and all(e < ROW_TOLERANCE for e in rows)
     print(
         f"  {'right' if right else 'WRONG':6} {name}: {max(whole):.1e}, a row {max(rows):.1e}",

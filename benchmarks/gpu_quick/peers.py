@@ -17,7 +17,7 @@ from benchmarks.gpu_quick.timing import line
 from fastenc import ops
 
 LIMIT = 60
-SECONDS = 0.3  # of timing a provider
+SECONDS = 0.3  # of timing for each provider
 DIRECTIONS = ("forward", "forward + backward")
 Comparison = tuple[dict[str, Any], tuple[Tensor, ...]]  # providers and their inputs
 
@@ -34,7 +34,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def against(name: str, direction: str, make: Callable[[], Comparison]) -> dict:
-    """{provider: row}; a peer that fails is no failure of the case."""
+    """{provider: row}; a failing peer does not fail the case."""
     providers, inputs = make()
     calls: dict[str, Any] = {}
     for provider, call in providers.items():
@@ -72,7 +72,7 @@ def attention(size: Size, length: int) -> Comparison:
 
 
 def padded_attention(batch: int, backend: str, qkv: Tensor) -> Tensor:
-    """Equal lengths, so that nothing is padding."""
+    """All sequences have the same length, so there is no padding."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = qkv.unflatten(0, (batch, -1)).permute(2, 0, 3, 1, 4)

@@ -31,7 +31,8 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def texts(path: Path) -> Path:
-    """A file of one document a paragraph: that which the environment names, or docstrings, half a minute of reading."""
+    """A file with a document in each paragraph: the file that the environment names, or docstrings (half a minute to
+    read)."""
     if named := os.environ.get(SOURCE):
         return Path(named)
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Several processes compile the kernels of every op and step into Triton's cache on disk, which all share."""
+"""Several processes compile the kernels of every op and step into Triton's cache on disk, which all processes share."""
 
 import multiprocessing
 import os
@@ -14,8 +14,8 @@ from benchmarks.gpu_quick.problems import Size, results
 from benchmarks.tune import terminate
 
 LIMIT = 100
-PROCESSES = min(14, (os.cpu_count() or 2) - 1) if ON_GPU else 0  # 0: in this one
-SEQUENCES = 4  # of a step: what is compiled does not depend on their number
+PROCESSES = min(14, (os.cpu_count() or 2) - 1) if ON_GPU else 0  # 0: in this process
+SEQUENCES = 4  # sequences of a step; the compiled kernels do not depend on their number
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -23,7 +23,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def work_of(size: Size) -> list[tuple[str, int, int]]:
-    """(op or model, its number or the sequences' length, tokens); steps first, which take longest."""
+    """(op or model, its number or the length of sequences, tokens). Steps come first, because they take longest."""
     lengths = sorted({length for _, length in size.batches})
     models = [(name, length, SEQUENCES * length) for name in size.models for length in lengths]
     return models + [(name, n, 0) for n, (name, _) in enumerate(problems.problems(size))]
@@ -41,7 +41,7 @@ def compile_one(item: tuple[str, int, int], size: Size) -> str:
 
 
 def prewarm(size: Size) -> dict:
-    """A process that fails or crashes costs its kernels only: they are compiled when they are needed."""
+    """If a process fails or crashes, only its kernels are missing; they are compiled when they are needed."""
     start, items = time.perf_counter(), work_of(size)
     wrong: dict[str, str] = {}
     if PROCESSES == 0:

@@ -1,4 +1,4 @@
-"""Ops at real sizes, with the least work of each direction. A benchmark adds its own by a function ``visited``:
+"""Ops at real sizes, with the least work of each direction. A benchmark adds its problems with a function ``visited``:
 
 def visited(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]: ...
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks._harness import DEVICE, Work
 from fastenc import ops
-from fastenc.ops._attention_blocks import attention_blocks
+from fastenc.ops.attention_blocks import attention_blocks
 
 DTYPE = torch.bfloat16
 
@@ -32,18 +32,13 @@ class Size(NamedTuple):
         return 64 * self.heads
 
 
-STEPS = ((4096, 128), (16384, 128), (65536, 512))
-REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
-SMALL = Size(128, 1, 50, (64, 128), ("minilm",), ((32, 16),))
-
-
 class Problem(NamedTuple):
-    """An op at a size.
+    """An op at one size.
 
     Fields:
-        run: called with the inputs and impl.
-        inputs: floating-point tensors are differentiated.
-        forward, backward: the least work of each direction; None for a backward that has none left.
+        run: the op, called with the inputs and impl.
+        inputs: those of floating point get gradients.
+        forward, backward: the least work of each direction; None: the backward has no work.
     """
 
     name: str
@@ -54,7 +49,7 @@ class Problem(NamedTuple):
 
 
 def problems(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]:
-    """(name, what makes it)."""
+    """(name, function that makes the problem)."""
     for p in (0.0, 0.1):
         for length in size.lengths:
             lengths = [length] * (size.tokens // length)
@@ -85,7 +80,7 @@ def work(elements: float, flops: float = 0.0) -> Work:
 
 
 def mixed(size: Size) -> list[int]:
-    """Lengths: a quarter of the tokens in the longest sequences, the rest in those of an eighth of their length."""
+    """A quarter of the tokens is in the longest sequences, the rest in sequences of an eighth of this length."""
     long, short = size.lengths[-1], size.lengths[-1] // 8
     return [long] * -(-size.tokens // (4 * long)) + [short] * (3 * size.tokens // 4 // short)
 
@@ -152,7 +147,7 @@ def cross_entropy(size: Size) -> Problem:
     rows = size.tokens // 8
     labels = torch.randint(size.vocabulary, (rows,), device=DEVICE)
     run = lambda logits, impl: ops.masked_cross_entropy(logits, labels, impl=impl)
-    one = rows * size.vocabulary  # the gradient is formed with the loss
+    one = rows * size.vocabulary  # the forward also computes the gradient
     return Problem("cross_entropy", run, (new(rows, size.vocabulary),), work(2 * one), None)
 
 
@@ -172,12 +167,12 @@ def linear_cross_entropy(size: Size) -> Problem:
 
 
 def random_like(out: Tensor) -> Tensor:
-    """Output gradients, the same ones for every implementation and dtype."""
+    """Output gradients that are the same for every implementation and dtype."""
     return torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
 
 
 def results(problem: Problem, inputs: tuple[Tensor, ...], impl: str) -> list[Tensor]:
-    """The output and every gradient, of the same masks at every call."""
+    """The output and every gradient; each call has the same dropout masks."""
     torch.manual_seed(0)
     out = problem.run(*inputs, impl=impl)
     return [out.detach(), *torch.autograd.grad(out, inputs, random_like(out))]

@@ -1,17 +1,16 @@
 """Attention with the rules for instructions of four warps, and with those for instructions of one.
 
-A new architecture is asked which of them it wants (``launch.warp_groups``). sm_90 has instructions of four warps, and
-older ones have none.
+On a new architecture this shows which rules are faster (``launch.warp_groups``). sm_90 has instructions of four warps;
+older architectures have none.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from fastenc.kernels import launch
 
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE
+from benchmarks._harness import DEVICE, environment
 from benchmarks.gpu_quick import problems, timing
 from benchmarks.gpu_quick.check import check
 from benchmarks.gpu_quick.problems import Problem, Size
@@ -32,16 +31,11 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def with_rules(choice: str, name: str, make: Callable[[], Problem]) -> dict:
-    """Right before fast."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = choice
-    launch.warp_groups.cache_clear()
-    try:
-        checked = check(name, make)
-        return checked | timing.time_op(name, make) if checked["right"] else checked
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+    """Times a problem only if its results are right."""
+    with environment(VARIABLE, choice):
         launch.warp_groups.cache_clear()
+        try:
+            checked = check(name, make)
+            return checked | timing.time_op(name, make) if checked["right"] else checked
+        finally:
+            launch.warp_groups.cache_clear()

@@ -1,4 +1,4 @@
-"""Each op: microseconds, the roofline's floor, percent of it; forward as in training, and backward."""
+"""Each op: microseconds, the roofline's lower bound, percent of it; forward as in training, and backward."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -57,7 +57,7 @@ FASTENC_INLINE Slope activate_with_slope(Vec u) {
   const Vec gate = splat(1.f) / (e + 1.f);
   // 1 - gate without cancellation; where e is infinite the product is NaN, and min gives 1.
   Vec from_gate = u * gate * min(e * gate, splat(1.f));
-  if constexpr (kind == Activation::gelu_tanh)  // far out from_gate is 0, which an infinite factor would spoil
+  if constexpr (kind == Activation::gelu_tanh)  // for large |u| from_gate is 0, which an infinite factor would make NaN
     from_gate *= 1.5957691216057308f * (min(u * u, splat(1e4f)) * (3.f * 0.044715f) + 1.f);
   return {u * gate, gate + from_gate};
 }

@@ -24,7 +24,7 @@ FASTENC_INLINE Vec exp2_of_negative(Vec x) {
   return x < splat(-126.f) ? Vec{} : result;
 }
 
-// Lane-wise maxima of `length` scores; those beyond, up to a whole vector, become -inf.
+// Lane-wise maxima of `length` scores. Scores past the end, up to a whole vector, become -inf.
 FASTENC_INLINE Vec row_maxima(float* scores, int64_t length) {
   const int64_t whole = length / kLanes * kLanes;
   Vec highest = splat(-__builtin_inff());
@@ -50,7 +50,7 @@ static void clear_rows(T* target, int64_t stride, int64_t rows, int64_t head_dim
   for (int64_t i = 0; i < rows; ++i) __builtin_memset(target + i * stride, 0, head_dim * sizeof(T));
 }
 
-// The keys that query `row` of a task sees: [first_visible, end_visible), empty where the first is not below the other.
+// The keys that query `row` of a task sees: [first_visible, end_visible), empty if first_visible >= end_visible.
 FASTENC_INLINE int64_t first_visible(const Attention& a, const AttentionTask& task, int64_t row) {
   const int64_t first = row + task.length_k - task.length_q - a.window_left;
   return a.window_left < 0 || first < 0 ? 0 : first;
@@ -60,7 +60,7 @@ FASTENC_INLINE int64_t end_visible(const Attention& a, const AttentionTask& task
   return a.window_right < 0 || end > task.length_k ? task.length_k : end;
 }
 
-// Rotates widened queries or keys of a task, the first of them at this position; does nothing without a table.
+// Rotates `count` widened queries or keys, the first of them at `position`. Does nothing without a table.
 FASTENC_INLINE void rotate(const Attention& a, float* rows, int64_t count, int64_t position, bool inverse) {
   if (!a.rotary) return;
   for (int64_t i = 0; i < count; ++i) {
@@ -99,8 +99,9 @@ class ScoreBias {
   // The index of a row's distance to key 0 among all distances of the task.
   int64_t distance_index(int64_t row) const { return task_.length_q - 1 - row; }
 
-  // Adds the biases to one row's scores of keys [first, first + count), and sets those that the row does not see, up to
-  // a whole vector, to -inf. Returns lane-wise maxima. Not inlined: that slowed down rows without biases.
+  // Adds the biases to one row's scores of keys [first, first + count). Sets the scores of keys that the row does not
+  // see, up to a whole vector, to -inf. Returns lane-wise maxima. Not inlined: inlining slowed down rows without
+  // biases.
   __attribute__((noinline)) Vec add_to(float* scores, int64_t row, int64_t first, int64_t count) const {
     const float* by_distance = of_distances_ ? of_distances_ + distance_index(row) + first : nullptr;
     const int32_t begin = (int32_t)(first_visible(a_, task_, row) - first);
@@ -127,7 +128,7 @@ class ScoreBias {
   const float* of_distances_ = nullptr;
 };
 
-// The keys that some row of a block sees, from the begin of a panel on.
+// The keys that any row of a block sees, extended to the start of a panel.
 struct VisibleKeys {
   int64_t first, count;
 
@@ -189,10 +190,10 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
     fold_all<max>(partial, rows, row_max);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
-      const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r]);  // avoids inf - inf
+      const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r]);  // inf - inf would be NaN
       Vec row_sum{};
       for (int64_t j = 0; j < padded; j += kLanes) {
-        // The difference first: s * log2(e) is rounded, by more than the difference where the scores are large.
+        // Subtract before multiplying: where scores are large, s * log2(e) is rounded by more than the difference.
         const Vec e = exp2_of_negative((load(p + j) - top) * kLog2E);
         row_sum += e;
         store(p + j, e);
@@ -213,11 +214,11 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   }
 }
 
-// p = exp(s - lse);  dv = p_kept^T dout;  dp = dout v^T, kept;  ds = p (dp - sum_j p dp + dlse);
+// p = exp(s - lse);  dv = drop(p)^T dout;  dp = drop(dout v^T);  ds = p (dp - sum_j p dp + dlse);
 // dq = scale ds k;  dk = scale ds^T q.
-// The sum over j is also out . dout, but of an `out` that was rounded to its storage type. exp(s - lse)
-// carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum: then dp's mean has
-// no effect on ds.
+// The sum over j equals out . dout, but `out` was rounded to its storage type, so the sum is computed here. exp(s -
+// lse) carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum; then the mean
+// of dp has no effect on ds.
 template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;

@@ -1,7 +1,7 @@
 // One sequence at a time; a vector holds tags of one token. The recursion has two forms. The first computes with
-// probabilities, rescaled at each token, and multiplies by the matrix of exponentials. What underflows does not matter
-// while the transitions lie within a bound of each other, which crf.cpp checks. Constrained tags, at -10000 or
-// -infinity, take the second form, in logarithms.
+// probabilities, rescaled at each token, and multiplies by the matrix of exponentials. Underflow does no harm while the
+// transitions lie within a bound of each other, which crf.cpp checks. The second computes with logarithms; it takes
+// constrained transitions, scored -10000 or -infinity.
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -28,7 +28,7 @@ static float log_sum_exp(const float* values, int64_t stride) {
   return logf(sum(total)) + top;
 }
 
-// One token's emissions, with the start's scores at the first token; padding holds -infinity.
+// One token's emissions, plus the start scores at the first token. Padding holds -infinity.
 FASTENC_INLINE Vec crf_scores(const Crf& a, int64_t token, bool at_start, int64_t c) {
   const int64_t left = a.num_tags - c;
   const int n = left < kLanes ? (int)left : kLanes;
@@ -59,8 +59,7 @@ static double crf_path_score(const Crf& a, int64_t first, int64_t length) {
   return score;
 }
 
-// One vector of sum_k weights[k] rows[k], in four independent sums: additions to a single one would wait for each
-// other.
+// One vector of sum_k weights[k] rows[k], in four independent sums: with one, each addition would wait for the last.
 FASTENC_INLINE Vec weighted_sum(const float* weights, const float* rows, int64_t count, int64_t stride) {
   Vec total[4] = {};
   int64_t k = 0;
@@ -71,7 +70,7 @@ FASTENC_INLINE Vec weighted_sum(const float* weights, const float* rows, int64_t
   return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
-// The end's scores as logarithms, or as weights up to a factor: beta at the last token.
+// beta at the last token: the end scores as logarithms, or as weights up to a factor.
 template <bool kLogarithms>
 static void crf_ends(const Crf& a, float* beta) {
   float top = 0.f;
@@ -99,7 +98,7 @@ static float crf_join(const Crf& a, const float* alpha, const float* beta, float
   return kLogarithms ? log_sum_exp(scratch, a.stride) : logf(sum(total));
 }
 
-// The log-likelihood; log_z still lacks what the last alphas and the end's scores add.
+// The log-likelihood. log_z is given without the last token's alphas and the end scores.
 template <bool kLogarithms>
 static float crf_log_likelihood(const Crf& a, int64_t first, int64_t length, double log_z) {
   const float* last = a.alphas + (first + length - 1) * a.stride;
@@ -145,7 +144,7 @@ static float crf_forward_as(const Crf& a, int64_t first, int64_t length) {
     const float norm = sum(total), scale = 1.f / norm;
     for (int64_t c = 0; c < a.stride; c += kLanes) store(row + c, load(row + c) * scale);
     a.norms[first + t] = norm;
-    // A logarithm for every eight norms, whose product is e^-480 or more.
+    // One logarithm for eight norms: their product is at least e^-480, which a double holds.
     factors *= norm;
     if (t % 8 == 7) {
       log_z += ::log(factors);
@@ -254,8 +253,8 @@ static void crf_viterbi_rows(
   }
 }
 
-// Viterbi's recursion with the n best ways to each tag, sorted, in place of one. `best` and `next` have n rows; a
-// way is stored as (tag before) * n + its rank among the ways to that tag.
+// Viterbi's recursion with the n best ways to each tag, sorted, instead of one. `best` and `next` have n rows. A way is
+// stored as (previous tag) * n + its rank among the ways to that tag.
 void crf_nbest(
     const Crf& a, int64_t first, int64_t length, int64_t n, int64_t* paths, int64_t path_stride, float* scores,
     int64_t score_stride, float* scratch) {
@@ -275,7 +274,7 @@ void crf_nbest(
         const Vec arriving = load(a.from_rows + i * a.stride + c);
         for (int64_t r = 0; r < n; ++r) {
           Vec score = arriving + best[r * a.stride + i], way = splat((float)(i * n + r));
-          // r ways to tag i are at least as good, so the first r rows are taken.
+          // r ways to tag i are at least as good, so the first r rows stay.
           for (int64_t s = r; s < n; ++s) {
             float *kept = next + s * a.stride + c, *kept_way = from + s * a.stride + c;
             const Vec old = load(kept), old_way = load(kept_way);

@@ -1,5 +1,5 @@
-// Sequences side by side: lane s of every vector belongs to the block's sequence s, so that a few products are a step
-// of the recursion for all of them. Only the parameters' gradients are summed across lanes, at the end. The longest
+// Sequences side by side: lane s of every vector belongs to the block's sequence s, so one step of the recursion takes
+// a few products for all sequences. Only the parameters' gradients are summed across lanes, at the end. The longest
 // sequence comes first, so the sequences that have a token t are the first `active` ones.
 
 typedef double VecD __attribute__((vector_size(2 * FASTENC_VECTOR_BYTES)));
@@ -23,8 +23,8 @@ struct CrfBlock {
 
 FASTENC_INLINE float* aligned(float* p) { return (float*)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 
-// Transposes the row of token t of each sequence: tag j of all sequences is at out + j * kLanes. A sequence that ended
-// before t gives its last row again.
+// Transposes the rows of token t of all sequences: tag j of all sequences is at out + j * kLanes. A sequence that ended
+// before t gives its last row.
 static void crf_gather(
     const float* rows, int64_t width, const CrfBlock& block, int64_t t, int64_t num_tags, float* out) {
   const float* row[kLanes];
@@ -106,7 +106,7 @@ static void crf_forward_lanes(const Crf& a, const CrfBlock& block, double* log_z
     crf_scatter(alpha, a.stride, block, t, a.num_tags, a.alphas);
     for (int s = 0; s < active; ++s) a.norms[block.first[s] + t] = norm[s];
     sums += __builtin_convertvector(live ? highest : splat(0.f), VecD);
-    // A logarithm for every eight norms, whose product is e^-480 or more.
+    // One logarithm for eight norms: their product is at least e^-480, which a double holds.
     factors *= __builtin_convertvector(norm, VecD);
     if (t % 8 == 7) add_logarithms();
   }
@@ -125,7 +125,7 @@ static void crf_backward_lanes(
   for (int64_t c = 0; c < tags * tags * kLanes; c += kLanes) store(lane_pairs + c, Vec{});
   crf_ends<false>(a, ends);
   Vec weight{};
-  // An empty sequence's gradient is not even read: 0 times infinity would reach the sums.
+  // The incoming gradient of an empty sequence is not read: infinity times 0 would put NaN into the sums.
   for (int s = 0; s < block.count && block.length[s]; ++s) weight[s] = weights[block.sequence[s]];
   int active = 0;
   for (int64_t t = block.length[0] - 1; t >= 0; --t) {
@@ -241,7 +241,7 @@ static void crf_viterbi_lanes(
   }
 }
 
-// Calls lanes(block) where a block of the group has enough sequences for it, rows(index) for each of the others.
+// Calls lanes(block) for a block of the group with enough tokens, and rows(index) for each sequence of the others.
 template <class Lanes, class Rows>
 FASTENC_INLINE void crf_each_block(const CrfGroup& group, bool lanes_can, Lanes lanes, Rows rows) {
   for (int64_t s = 0; s < group.count; s += kLanes) {
@@ -250,7 +250,7 @@ FASTENC_INLINE void crf_each_block(const CrfGroup& group, bool lanes_can, Lanes 
     int64_t tokens = 0;
     for (int i = 0; i < block.count; ++i) tokens += block.length[i];
     if (!tokens) return;
-    // A step of all lanes takes about the time of two tokens by rows.
+    // One step of all lanes takes about as long as two tokens of a single sequence.
     if (lanes_can && tokens >= 2 * block.length[0])
       lanes(block);
     else

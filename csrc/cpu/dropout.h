@@ -1,5 +1,5 @@
-// Dropout masks, a function of (seed, offset, stream, row, column) alone, so that any layout, vector width or number of
-// threads draws the same one. Included by kernels.inc only.
+// Dropout masks. A mask depends on (seed, offset, stream, row, column) alone, so it is the same for any layout, vector
+// width and number of threads. Included by kernels.inc only.
 //
 // Philox4x32-7 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") of the counter (0, row, stream,
 // offset) and the key seed gives a row's key; two multiplications mix it with the column. The formula is in

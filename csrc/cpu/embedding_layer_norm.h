@@ -93,7 +93,7 @@ static void add_rows_in_windows_of(const AddRows& a, int64_t begin, int64_t end,
   }
 }
 
-// An id that continues in the next window is added up by the window in which it begins.
+// An id that crosses windows is summed by the window in which it begins.
 template <class T>
 static void add_rows_across_windows_of(const AddRows& a, int64_t begin, int64_t end, float* sums) {
   for (int64_t window = begin; window < end; ++window) {

@@ -1,4 +1,4 @@
-// A block of rows stays in the second cache from product to product.
+// A block of rows stays in the second-level cache from product to product.
 
 FASTENC_INLINE const float* panel_at(const LayerLinear& w, int64_t row, int64_t column) {
   return panel_at(w.weight, w.depth, row, column);
@@ -47,7 +47,7 @@ static void activate_rows(
   }
 }
 
-// Rows of floats: where they lie, or widened into `buffer`.
+// Rows as floats: x itself, or a bfloat16 x widened into `buffer`.
 FASTENC_INLINE const float* widened_rows(const void* x, bool bf16, int64_t first, int64_t count, float* buffer) {
   if (!bf16) return (const float*)x + first;
   for (int64_t i = 0; i < count; i += kLanes) store(buffer + i, load((const bfloat16*)x + first + i));

@@ -1,7 +1,8 @@
-// A panel of B, kDepth x kPanel, is packed into the nearest cache and meets every row of the task; C collects the sums
-// of each kDepth terms, in their order, so that an element does not depend on columns or threads beside it.
+// A panel of B, kDepth x kPanel, is packed into the first-level cache and multiplied by every row of the task. C
+// accumulates the sums of kDepth terms in order, so that an element does not depend on the division into columns and
+// threads.
 
-constexpr int64_t kEdgeRows = 48;  // of the buffer in C's place where its columns end inside a vector
+constexpr int64_t kEdgeRows = 48;  // rows of the buffer that replaces C where its columns end inside a vector
 
 // panel[k][c] = B[first_k + k][left + c]; columns up to the next multiple of kLanes are 0.
 template <class T>
@@ -29,8 +30,8 @@ template <bool kTransposed>
 static void multiply_by_panel(
     const Gemm& m, int64_t first_k, int64_t depth, const float* panel, int64_t first, int64_t last, int64_t left,
     int64_t columns, bool add) {
-  // The next of packed panels lies behind this one. One that was packed here is followed by none that is ready, but
-  // its first product may find C in memory.
+  // What to prefetch. A packed weight's next panel follows this one. A panel that was packed here has no next one yet.
+  // Its first product may find C outside the cache and prefetches it (null), unless the bias was just written there.
   const float* ahead = m.packed_b ? panel + depth * kPanel : first_k || m.bias ? panel : nullptr;
   const int64_t lda = kTransposed ? m.a_depth : m.a_row;
   const float* a = m.a + first * m.a_row + first_k * m.a_depth;
@@ -74,13 +75,13 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
   }
 }
 
-// Of a few rows every weight is used a few times only, so none is packed: each output is a dot product of rows that
-// lie contiguously, and kDotOutputs rows of W stay in the nearest cache while they meet all rows of A.
+// For few rows each weight is used only a few times, so packing would not pay. Each output is a dot product of
+// contiguous rows; kDotOutputs rows of W stay in the first-level cache while all rows of A use them.
 
-constexpr int kDotRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 3;  // with kDotOutputs, as many sums as registers hold
+constexpr int kDotRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 3;  // times kDotOutputs sums fill the registers
 constexpr int kDotOutputs = 4;
 
-// How a dot product reads kTerms elements of each row and adds their products to its sums.
+// How a dot product reads kTerms elements of each row and accumulates their products.
 template <class Weight>
 struct WidenedTerms {
   using A = float;
@@ -94,7 +95,7 @@ struct WidenedTerms {
 };
 
 #if FASTENC_VECTOR_BYTES == 64
-// By the processor's instruction for pairs of bfloat16.
+// The same with the processor's instruction for pairs of bfloat16.
 struct Bfloat16Terms {
   using A = bfloat16;
   using W = bfloat16;
@@ -108,7 +109,7 @@ struct Bfloat16Terms {
 };
 #endif
 
-// Also fetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor's own prefetching.
+// Also prefetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor to do it.
 template <class Terms, int kRows, int kOutputs>
 static void dot_tile(
     const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
@@ -159,8 +160,8 @@ FASTENC_INLINE void dot_tile_of(
     dot_tile_of<Terms, kOutputs, kRows - 1>(rows, m, row, output, first_ahead, last_ahead);
 }
 
-// The tiles share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. Each also fetches its share of the rows of W that
-// the next outputs need.
+// The tiles divide the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. Each tile also prefetches its share of W's rows
+// for the next outputs.
 template <class Terms, int kOutputs>
 static void dot_rows(const GemmFewRows& m, int64_t output) {
   const int64_t tiles = (m.rows + kDotRows - 1) / kDotRows, next = output + kOutputs;

@@ -1,9 +1,9 @@
-// Products of a few rows of bfloat16 by AMX (Intel), which multiplies tiles of 16 rows of 64 bytes. C^T = W A^T: a tile
-// of W is loaded as W lies, and A, which is small, is packed before. Included for AVX-512 only.
+// Products of few rows of bfloat16 by AMX (Intel), which multiplies tiles of 16 rows of 64 bytes. It computes C^T = W
+// A^T: a tile of W is loaded without packing, and A, which is small, is packed first. Included for AVX-512 only.
 
 constexpr int kAmxRows = 16;
 constexpr int kAmxTerms = 32;  // pairs of bfloat16 in a tile's row
-constexpr int kAmxSums = 6;    // tiles of sums that are kept: of the eight, one holds W's and one A's
+constexpr int kAmxSums = 6;    // tiles of sums; of the eight tiles one holds W and one A
 constexpr int64_t kAmxFloats = kAmxRows * kAmxRows;
 
 struct alignas(64) AmxConfig {
@@ -34,8 +34,8 @@ void pack_amx_rows(const GemmFewRows& m, float* packed) {
     }
 }
 
-// 16 rows of W, and how far apart they lie. Rows at uneven distances, fewer rows and the last terms of a depth that is
-// no multiple of 32 are copied into `copy`, filled up with 0.
+// 16 rows of W and their stride. If the rows have no common stride, are fewer than 16 or end in fewer than 32 terms,
+// they are copied into `copy` and padded with 0.
 class AmxWeight {
  public:
   AmxWeight(const WeightRows& w, int64_t first, int64_t count) : w_(w), first_(first), count_(count) {
@@ -58,7 +58,7 @@ class AmxWeight {
   int64_t first_, count_, stride_;
 };
 
-// The numbers of tiles are part of AMX's instructions, so each is written out.
+// AMX instructions contain the tile's number, so each is written out.
 #define FASTENC_FOR_EACH_SUM(kBlocks, body)    \
   do {                                         \
     body(0);                                   \
@@ -69,8 +69,8 @@ class AmxWeight {
     if constexpr (kBlocks > 5) { body(5); }    \
   } while (0)
 
-// Columns [left, left + count), count at most 16, of kBlocks blocks of 16 rows from `row` on; also fetches the rows of W
-// that the next columns need.
+// Columns [left, left + count), count at most 16, of kBlocks blocks of 16 rows from `row` on. Also prefetches the rows
+// of W that the next columns need.
 template <int kBlocks>
 static void amx_block(const GemmFewRows& m, const float* packed, int64_t row, int64_t left, int64_t count) {
   const int64_t depth = m.weight.depth, steps = (depth + kAmxTerms - 1) / kAmxTerms;

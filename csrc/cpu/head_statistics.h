@@ -1,12 +1,12 @@
-// One (sequence, head) at a time, over attention's tiles: scores exist for a block of query rows only, and a second
-// pass over a row, while it is in the first cache, forms every sum.
+// One (sequence, head) at a time, with attention's tiles. Scores exist for one block of query rows at a time; a second
+// pass over a row, while it is in the first-level cache, forms every sum.
 
-// Of one row, the sums of e, e x and e |j - i|, where x = (score - highest) * unit and e = 2^x; the scores become e.
+// Sums over one row of e, e x and e |j - i|, where x = (score - highest) * unit and e = 2^x. The scores become e.
 struct HeadRow {
   Vec exp_sum, weighted, distance;
 };
 
-// query: the query's position counted from the key of the first score.
+// query: its position relative to the key of the first score.
 FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float unit, int64_t query) {
   HeadRow sums{};
   const Vec highest = splat(top), factor = splat(unit);
@@ -15,7 +15,7 @@ FASTENC_INLINE HeadRow head_row(float* scores, int64_t padded, float top, float 
     const Vec e = exp2_of_negative(x);
     const Vec offset = __builtin_convertvector(kLaneIndex + (int32_t)(j - query), Vec);
     sums.exp_sum += e;
-    sums.weighted += e * max(x, splat(-1000.f));  // of a key that is not seen x is -inf and e is 0
+    sums.weighted += e * max(x, splat(-1000.f));  // for a key that is not seen, x is -inf and e is 0
     sums.distance += e * max(offset, -offset);
     store(scores + j, e);
   }
@@ -54,8 +54,8 @@ static void head_statistics_task(
   float* scores = keys + panels_length(length) * dim;
   float* queries = scores + kAttentionRows * scores_stride(length);
   const ScoreBias bias(a, task, queries + kAttentionRows * dim);
-  // The queries are not scaled, which would round them once more. The products are: by add_to where there is a bias,
-  // else in the exponential.
+  // The scores are scaled, not the queries, which scaling would round once more: by add_to where there is a bias, else
+  // in the exponential.
   const float unit = bias.changes_scores() ? kLog2E : a.scale * kLog2E;
   const T* q = rows_of<T>(a.q, first, head);
   widen_transposed(rows_of<T>(a.k, first, head), a.k.token_stride, length, dim, keys);

@@ -1,8 +1,8 @@
 // One row at a time, in cache: h is formed once into scratch, then two passes over it for exact
 // statistics. The last width % kLanes columns go through vectors filled with 0, or with the mean.
 
-// Sum over a row's columns of term(column, count), a Vec or Moments, in four sums: additions to a single one would wait
-// for each other.
+// Sum over a row's columns of term(column, count), a Vec or Moments, in four independent sums: with one, each addition
+// would wait for the last.
 template <class Term>
 FASTENC_INLINE auto sum_of_columns(int64_t width, Term term) {
   decltype(term(0, kLanes)) sums[4] = {};
@@ -26,9 +26,9 @@ struct RowStatistics {
   float mean, rstd;
 };
 
-// Of a row in scratch whose sum is known. The mean has the sum's rounding error: equal elements would deviate from it,
-// and a small eps would make that large. The mean of the deviations is that error. It corrects the mean, and the
-// variance as E[d^2] - E[d]^2 (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
+// The statistics of a row in scratch. The mean has the rounding error of the row's sum: equal elements would deviate
+// from it, and a small eps would magnify that. The mean of the deviations is this error. It is added to the mean, and
+// the variance is E[d^2] - E[d]^2 (Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance").
 FASTENC_INLINE RowStatistics row_statistics(const float* h, Vec sums, int64_t width, float eps, bool rms) {
   const float mean = rms ? 0.f : sum(sums) / (float)width;
   auto moments = [&](int64_t c, int n) __attribute__((always_inline)) {
@@ -77,7 +77,7 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
       if (residual) v += load_n(residual + c, n);
       if (a.h) {
         store_n((T*)a.h + row * width + c, v, n);
-        v = load_n((const T*)a.h + row * width + c, n);  // statistics of what the backward will read
+        v = load_n((const T*)a.h + row * width + c, n);  // the backward reads the rounded h: take its statistics
       }
       store_n(h + c, v, n);
       return v;
@@ -94,8 +94,8 @@ static void layer_norm_forward_rows(const LayerNormForward& a, int64_t begin, in
 }
 
 // dh = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight; RMSNorm lacks the middle term.
-// Of kRows rows that follow each other, so that dweight and dbias are read and written once for all of them. Calls
-// write(row, column, count, dh); adds to dweight and dbias, which may be null, row by row.
+// Computes kRows consecutive rows together, so that dweight and dbias are read and written once for all of them. Calls
+// write(row, column, count, dh). Accumulates into dweight and dbias, which may be null, row by row.
 template <int kRows, class T, class Write>
 FASTENC_INLINE void layer_norm_backward_block(
     const T* dy, const T* h, const float* mean, const float* rstd, const float* weight, bool rms, int64_t width,

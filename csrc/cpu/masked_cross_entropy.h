@@ -1,6 +1,6 @@
 // A row is read once from memory, in short blocks, because long sums would lose digits. Each block gives its maximum
-// and, while it is in the cache, its sum of exponentials; a later block with a larger maximum rescales the row's sum.
-// The gradient's pass then finds the row in the second-level cache.
+// and, while it is in the cache, its sum of exponentials. A later block with a larger maximum rescales the row's sum.
+// The pass for the gradient then finds the row in the second-level cache.
 
 constexpr int64_t kBlockColumns = 16 * kLanes;
 
@@ -23,7 +23,7 @@ static void masked_cross_entropy_row(const MaskedCrossEntropy& a, int64_t row) {
       row_sum *= __builtin_expf(row_max - block_max);
       row_max = block_max;
     }
-    // A block of -inf only would otherwise meet -inf - -inf.
+    // While all logits are -inf, subtract 0: -inf - -inf would be NaN.
     const float shift = row_max == -__builtin_inff() ? 0.f : row_max;
     Vec sums{};
     auto add = [&](int64_t c, int lanes) __attribute__((always_inline)) {

@@ -25,7 +25,7 @@ static void mean_of_rows(const T* x, int64_t rows, int64_t width, T* y, float* s
   FASTENC_FOR_COLUMNS(width, divide);
 }
 
-// argmax counts from `first`, the number of x's first row.
+// `first` is the number of x's first row in the batch; argmax holds such numbers.
 template <class T>
 static void max_of_rows(
     const T* x, int64_t first, int64_t rows, int64_t width, T* y, int32_t* argmax, float* largest) {

@@ -1,13 +1,13 @@
 // Register tiles of a product C (+)= A B with B's columns contiguous, for attention, gemm and encoder_layer.
 
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32, or 12 of 16 registers accumulate
-constexpr int64_t kPanel = kTileVectors * kLanes;   // columns of a tile at most
-constexpr int64_t kDepth = 128;                    // rows of B per pass: a panel of them stays in the first cache
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 registers, or 12 of 16, accumulate
+constexpr int64_t kPanel = kTileVectors * kLanes;   // the most columns of a tile
+constexpr int64_t kDepth = 128;                    // rows of B in a pass: their panel stays in the first-level cache
 
-// C (count x kRows rows, kVectors vectors) = or += A B. A's element (row, k) is at a[row * lda + k], or transposed at
-// a[k * lda + row]. The first tiles fetch `ahead`, the panel that a next product reads: a tile without misses takes
-// nine tenths of the time. Where it is null, C may lie in memory, and is fetched long before it is added to.
+// C (count x kRows rows, kVectors vectors) = or += A B. Element (row, k) of A is at a[row * lda + k], or transposed at
+// a[k * lda + row]. The first tiles prefetch `ahead`, the panel that the next product reads: without cache misses a
+// tile takes nine tenths of the time. If `ahead` is null, C may not be in the cache and is prefetched instead.
 template <int kRows, int kVectors, bool kTransposed>
 static void multiply_tiles(
     int64_t count, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
@@ -83,7 +83,7 @@ static void multiply_panel(
 
 FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
 
-// Where a packed weight's rows from `row` and columns from `column` on begin; they are kPanel apart.
+// Element (row, column) of a packed weight; the next rows follow kPanel apart.
 FASTENC_INLINE const float* panel_at(const float* packed, int64_t depth, int64_t row, int64_t column) {
   return packed + (column / kPanel * depth + row) * kPanel + column % kPanel;
 }

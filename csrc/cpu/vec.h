@@ -10,7 +10,7 @@ typedef int32_t VecI __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
 typedef uint32_t VecU __attribute__((vector_size(FASTENC_VECTOR_BYTES)));
 typedef uint16_t VecH __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
 
-// Minus, because value + 0 is not value for -0: the compiler would have to compute it.
+// Subtracts 0, which the compiler removes. It could not remove + 0, because -0 + 0 is +0.
 FASTENC_INLINE Vec splat(float value) { return value - Vec{}; }
 
 FASTENC_INLINE Vec load(const float* p) {
@@ -59,7 +59,7 @@ constexpr VecI kLaneIndex = {
 #endif
 };
 
-// The first n < kLanes elements; the other lanes hold `fill`.
+// Loads the first n < kLanes elements; the other lanes hold `fill`.
 template <class T>
 FASTENC_INLINE Vec load_first(const T* p, int n, float fill = 0.f) {
   float lanes[kLanes];
@@ -73,7 +73,7 @@ FASTENC_INLINE void store_first(T* p, Vec v, int n) {
   for (int i = 0; i < n; ++i) from_float(p + i, lanes[i]);
 }
 
-// Floats through a mask where there are such instructions: lanes through memory would stall the load after them. (The
+// Masked loads, where the instruction set has them: a load from lanes just written to memory would stall. (The
 // compiler's own macros do not tell: g++ reads the whole file before it applies the pragma that chooses the target.)
 FASTENC_INLINE Vec load_first(const float* p, int n, float fill = 0.f) {
 #if FASTENC_VECTOR_BYTES == 64
@@ -99,7 +99,7 @@ FASTENC_INLINE void store_first(float* p, Vec v, int n) {
 FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
-// Halves fold onto each other, in registers.
+// Adds one half of the lanes to the other until one is left, in registers.
 FASTENC_INLINE float sum(Vec v) {
 #pragma GCC unroll 4
   for (int width = kLanes / 2; width; width /= 2) v += __builtin_shuffle(v, kLaneIndex ^ width);
@@ -140,7 +140,7 @@ FASTENC_INLINE void transpose(Vec* rows) {
 
 FASTENC_INLINE Vec add(Vec a, Vec b) { return a + b; }
 
-// Lane r of the result combines all lanes of rows[r]: a transposition that halves what is left each round.
+// Lane r of the result combines all lanes of rows[r]: a transposition in which each round halves the number of vectors.
 template <Vec (*kCombine)(Vec, Vec)>
 FASTENC_INLINE Vec fold_rows(const Vec* rows) {
   Vec left[kLanes];
@@ -157,7 +157,7 @@ FASTENC_INLINE Vec fold_rows(const Vec* rows) {
 // e^x to about one unit in the last place (Cephes' polynomial after Cody-Waite reduction). Below
 // -87.3 the result is 0, from 88.4 on infinity. NaN stays NaN.
 FASTENC_INLINE Vec exp(Vec x) {
-  const Vec low = splat(-87.3f), high = splat(89.f);  // of 89, n is 128: the exponent of infinity
+  const Vec low = splat(-87.3f), high = splat(89.f);  // at 89, n is 128, the exponent of infinity
   Vec t = x < low ? low : (x > high ? high : x);
   const float round_to_int = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   Vec shifted = t * 1.44269504088896341f + round_to_int;

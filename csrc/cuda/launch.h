@@ -9,7 +9,7 @@
 
 namespace fastenc::cuda {
 
-// `cluster` blocks that follow one another share their memory; 1 for none.
+// `cluster` consecutive blocks form a thread-block cluster; 1: no clusters.
 template <class... Parameters, class... Arguments>
 void launch(
     const torch::stable::Tensor& on, void (*kernel)(Parameters...), int64_t blocks, int threads, int cluster,
@@ -29,8 +29,8 @@ void launch(
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
-// Whether the device's code of this kernel may use clusters: code for an older architecture, translated for a newer
-// GPU when it is loaded, may not.
+// Whether this kernel may use clusters on the device. PTX for an older architecture, which the driver compiled for a
+// newer GPU, may not.
 template <class... Parameters>
 bool has_clusters(void (*kernel)(Parameters...)) {
   cudaFuncAttributes attributes{};

@@ -24,12 +24,12 @@ constexpr int kThreads = 512;
 template <class T>
 constexpr int kMaxThreads = sizeof(T) == 2 ? kThreads : 2 * kThreads;
 
-// exp(x - row_max). Before a finite logit was seen row_max is -infinity, which must not give the NaN of inf - inf.
+// exp(x - row_max). While row_max is -infinity, 0 takes its place: inf - inf would be NaN.
 __device__ float exp_below(float x, float row_max) {
   return fast_exp2((x - (row_max == -INFINITY ? 0.f : row_max)) * 1.442695041f);
 }
 
-// Of some of a row's columns: the largest logit, the sum of exp(logit - row_max), the sum of the logits.
+// Partial statistics of a row: the largest logit, the sum of exp(logit - row_max), the sum of the logits.
 struct Sums {
   float row_max = -INFINITY, row_sum = 0.f, logit_sum = 0.f;
 };
@@ -80,14 +80,14 @@ __device__ Sums merge_cluster(const Sums& local) {
     const float* theirs = cluster.map_shared_rank(shared, lane);
     sums = Sums{theirs[0], theirs[1], theirs[2]};
   }
-  cluster.sync();  // a block that ended would take its shared memory with it
+  cluster.sync();  // no block may end while others read its shared memory
   return merge_warp(sums);
 #else
   return local;  // launched without clusters
 #endif
 }
 
-// Up to kHeldVectors vectors a thread of the block's share of a row, from vector `begin` on.
+// The part of a row that a block holds in registers: up to kHeldVectors vectors a thread, from vector `begin` on.
 template <class T>
 struct Tile {
   static constexpr int kLanes = Vector<T>::kLanes;
@@ -126,7 +126,7 @@ struct Tile {
     }
   }
 
-  // The gradient; the thread that writes the label's vector corrects its element.
+  // Writes the gradient. The thread that writes the label's vector corrects the label's element.
   __device__ void store(
       uint4* vectors, int begin, int end, float row_max, const RowTerms& terms, int label_vector, T* at_label) const {
 #pragma unroll
@@ -146,7 +146,7 @@ struct Tile {
   }
 };
 
-// `blocks_per_row` neighbouring blocks, which are a cluster if there is more than one, take a row.
+// `blocks_per_row` consecutive blocks compute a row; two or more form a cluster.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
     masked_cross_entropy(MaskedCrossEntropy a, int blocks_per_row) {
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
     return;
   }
 
-  // Everything of x that another thread or block may overwrite is read before the sums are merged.
+  // Read x before the sums are merged: after that, other threads and blocks may overwrite it.
   const bool valid = label >= 0 && label < a.vocabulary;
   const float at_label = valid ? to_float(x[label]) : NAN;
   const float scale = !valid ? NAN : a.divisor ? 1.f / static_cast<float>(*a.divisor) : 1.f;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
   if (edge >= 0)
     from_float(
         edge == label ? terms.at_label : exp_below(edge_value, sums.row_max) * terms.factor - terms.everywhere, dx[edge]);
-  // The last tile is still held; the others are read again, the latest first.
+  // The last tile is still in registers. The others are read again, the latest first.
   tile.store(split.at(dx), position, end, sums.row_max, terms, label_vector, dx + label);
   while (position > begin) {
     position -= tile_vectors;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kMaxThreads<T>, 2 * kThreads / kMaxThreads<T>)
   }
 }
 
-// Multiplies labelled rows by factors[row], or by the only factor; where that is 1, nothing is read.
+// Multiplies labelled rows by factors[row], or by factors[0] if `one`. A factor of 1 reads nothing.
 template <class T>
 __global__ void __launch_bounds__(kScaleThreads)
     scale_rows(T* x, int64_t width, const int64_t* labels, int64_t ignore_index, const float* factors, bool one) {
@@ -290,7 +290,7 @@ std::tuple<Tensor, Tensor> forward(
     Tensor logits, Tensor labels, int64_t ignore_index, double label_smoothing, double z_loss,
     std::optional<Tensor> divisor, bool wants_gradient) {
   if (wants_gradient || !has_contiguous_rows(logits)) logits = as_contiguous(logits);
-  // A gradient begins on a vector's boundary, and its rows are split like those of the logits.
+  // A new gradient is aligned to 16 bytes. Its rows are split like those of the logits, so these must be aligned too.
   if (wants_gradient && reinterpret_cast<uintptr_t>(logits.const_data_ptr()) % 16)
     logits = torch::stable::clone(logits);
   labels = as_contiguous(labels);

@@ -71,8 +71,8 @@ struct Vector {
   }
 };
 
-// A row of any width at any element's address: `head` elements up to the first 16-byte boundary, whole vectors, and a
-// rest shorter than one. The few elements at both edges are numbered through.
+// Splits a row of any width and address: `head` elements up to the first 16-byte boundary, whole vectors, and a rest
+// shorter than a vector. The elements of head and rest are numbered consecutively.
 template <class T>
 struct RowSplit {
   int head, vectors, edges, width;

@@ -33,7 +33,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def kernels() -> str:
     """What ``impl="auto"`` takes, from the ops' declarations."""
     from fastenc.ops import __all__ as ops
-    from fastenc.ops._dispatch import DECLARED
+    from fastenc.ops.dispatch import DECLARED
 
     rows = []
     for op in ops:

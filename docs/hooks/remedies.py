@@ -162,7 +162,8 @@ OTHERS = {
         "A column of tags with one that is none.",
         "Correct it, or choose another `--tag-column`.",
     ),
-    "…: column … holds entities of the same types, which are not read: give --tag-column … … to read every level": (
+    "…: column … holds entities of the same types, which are not read: "
+    "give tag_column=… and inner_tag_column=… to read every level": (
         "Nested entities in several columns.",
         "The options that the message names.",
     ),

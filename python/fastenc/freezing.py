@@ -1,14 +1,16 @@
 """freeze and unfreeze: inference that packs or stacks the weights once, not in every call."""
 
-from typing import Any
+from typing import TypeVar
 
 from torch import nn
 
 from fastenc.integrations.transformers.patching import owner_of_weights
-from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def freeze(model: Any) -> Any:
+def freeze(model: Model) -> Model:
     """Prepare the weights for the kernels once, on the promise that they do not change. Returns the model.
 
     Without this, inference on a CPU packs the layers' weights for the kernels in every call. On other devices it stacks
@@ -28,24 +30,24 @@ def freeze(model: Any) -> Any:
     return model
 
 
-def unfreeze(model: Any) -> Any:
+def unfreeze(model: Model) -> Model:
     """Drop the copies of the weights that :func:`freeze` made. Returns the model."""
     for _, frozen in _frozen_weights(model):
         frozen.drop()
     return model
 
 
-def _frozen_weights(model: Any) -> list[tuple[Any, FrozenWeights]]:
+def _frozen_weights(model: nn.Module) -> list[tuple[WeightsOwner, FrozenWeights]]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    found = [
+    pairs = [
         (owner_of_weights(module), child)
         for module in modules
         for child in module.children()
         if isinstance(child, FrozenWeights)
     ]
-    if not found:
+    if not pairs:
         raise ValueError(
             "freeze needs a fastenc model, or a Hugging Face model that fastenc.patch has patched, "
             f"got {type(model).__name__}"
         )
-    return found
+    return pairs

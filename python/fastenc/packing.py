@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import sub
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
+from fastenc._base import debug
 from fastenc._base.transfer import send
 
 BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
@@ -33,7 +34,7 @@ class PackedBatch:
         hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before, or None. The encoder
             then returns it unchanged.
     Raises: ValueError naming the field, the value and the rule. The values of offsets and indices are checked on CPU
-        tensors only, because on an accelerator that would wait for the device.
+        tensors only, because on an accelerator that would wait for the device. FASTENC_DEBUG=1 checks them there too.
     """
 
     input_ids: Tensor
@@ -85,10 +86,10 @@ class PackedBatch:
                 f"padded_shape must be ({self.num_sequences}, length), a row per sequence, got {self.padded_shape}: "
                 f"{BUILD}"
             )
-        if self.indices.device.type != "cpu" or torch.compiler.is_compiling():
+        if not debug.may_read(self.indices):
             return
         ascends = bool((self.indices.diff() > 0).all())
-        ends = torch.arange(rows + 1, device="cpu") * length
+        ends = torch.arange(rows + 1, device=self.indices.device) * length
         if not ascends or not torch.equal(
             torch.searchsorted(self.indices, ends, out_int32=True), self.cu_seqlens
         ):
@@ -169,6 +170,24 @@ class Documents:
         """The same documents with their tensors on ``device``."""
         move = lambda tensor: send(tensor, device, non_blocking)
         return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
+
+
+class ModelArguments(TypedDict, total=False):
+    """A model's keyword arguments, as a collator makes them. Each model's forward describes its own."""
+
+    batch: PackedBatch
+    labels: Tensor
+    max_labels: int
+    pair_labels: Tensor
+    uniform_samples: Tensor
+    documents: Documents
+    text_ids: Tensor
+    spans: Tensor
+    windows: Tensor
+    starts: Tensor
+    ends: Tensor
+    word_rows: Tensor
+    cu_words: Tensor
 
 
 def pack_documents(
@@ -322,7 +341,7 @@ def check_cu_seqlens(
 
     The values are checked on CPU tensors only, because on a GPU the check would wait for the device. Every layer calls
     this, but the values of a batch are read once: a second call with the same tensor returns early. The C++ kernels
-    check again that no offset leads outside the buffers.
+    check again that no offset leads outside the buffers. With FASTENC_DEBUG=1 every call reads them, on every device.
 
     Args: suffix: appended to the names in messages; "_q" makes cu_seqlens_q and max_seqlen_q.
     Raises: ValueError stating rule, received value, remedy.
@@ -336,13 +355,13 @@ def check_cu_seqlens(
         raise ValueError(
             f"max_seqlen{suffix} must be at least 0, got {max_seqlen}: pass the batch's max_seqlen"
         )
-    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+    if not debug.may_read(cu_seqlens):
         return
     global _last_checked
     version = None if cu_seqlens.is_inference() else cu_seqlens._version
     checked, *checked_with, longest = _last_checked
     same = checked() is cu_seqlens and checked_with == [version, total_tokens]
-    if same and longest <= max_seqlen:
+    if same and longest <= max_seqlen and not debug.ENABLED:
         return
     _check_offsets(cu_seqlens.tolist(), total_tokens, max_seqlen, suffix)
     _last_checked = weakref.ref(cu_seqlens), version, total_tokens, max_seqlen

@@ -1,4 +1,4 @@
-"""Training on a frozen encoder's outputs from disk is training on the frozen encoder."""
+"""Training on a frozen encoder's stored outputs is the same as training on the frozen encoder."""
 
 import json
 import random
@@ -39,7 +39,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The same sentences labelled for each task, and encoders of two families."""
+    """The same sentences with labels for each task, and encoders of two families."""
     folder = tmp_path_factory.mktemp("features")
     draw = random.Random(0)
     table, columns, questions = ["sentence\tlabel"], [], []
@@ -98,7 +98,7 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
     metrics, models = [], []
     for kept in (None, tmp_path / "features"):
         model, train = prepared(folder, task, data, family)
-        if kept is None:  # the encoder's dropout stays off when the trainer asks for training
+        if kept is None:  # the encoder's dropout stays off although the trainer sets training mode
             model.encoder.train = MethodType(
                 lambda self, mode=True: nn.Module.train(self, False), model.encoder
             )
@@ -113,7 +113,7 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
     for key, value in found.items():
         torch.testing.assert_close(value, without[key], rtol=1e-3, atol=1e-4, msg=key)
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-3)
-    # An ordinary checkpoint, which predicts without the cache what was evaluated with it.
+    # The checkpoint is an ordinary one, which predicts without the cache what was evaluated with it.
     loaded = task.load(tmp_path / "with")
     again = task.evaluate(loaded, train, task.encode(train, loaded))
     assert again["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-4)
@@ -131,7 +131,7 @@ def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, mo
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)
     monkeypatch.setattr(features, "SHARD_BYTES", 4 * 32 * 40)  # 40 vectors
-    model.train()  # which has no dropout in the vectors
+    model.train()  # the vectors have no dropout even then
     cache = cached(model, task, examples, tmp_path, batch_size=3)
     assert model.encoder.training
     model.eval()
@@ -154,7 +154,7 @@ def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, mo
     assert min(sizes) < 0.8 * max(sizes)
 
 
-def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, monkeypatch):
+def test_stored_vectors_are_reused_only_for_the_same_inputs(folder, tmp_path, monkeypatch):
     task, data = TASKS["sequences"]
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)
@@ -167,7 +167,8 @@ def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(features, "_outputs", fail)
         cached(model, task, examples, tmp_path)
-        model.head["out"].weight.data.add_(1)  # the head is none of it, nor is the pooler
+        # The vectors depend on neither the head nor the pooler.
+        model.head["out"].weight.data.add_(1)
         model.encoder.pooler.weight.data.add_(1)
         cached(model, task, examples, tmp_path)
         shorter = SequenceClassification(max_length=4)
@@ -180,7 +181,7 @@ def test_what_is_there_is_taken_and_what_differs_is_made_anew(folder, tmp_path, 
         for other, options in others:
             with pytest.raises(AssertionError, match="computed again"):
                 cached(model, task, other, tmp_path, **options)
-        # What failed left nothing behind.
+        # The failed run left no files.
         assert list(tmp_path.iterdir()) == [made]
     model.encoder.layers[1].down.weight.data[0, 0] += 1e-3
     cached(model, task, examples, tmp_path)
@@ -210,7 +211,7 @@ def test_damaged_files_are_an_error(folder, tmp_path):
         cached(model, task, examples, tmp_path)
 
 
-def test_what_cannot_be_kept_is_an_error(folder, tmp_path):
+def test_vectors_that_cannot_be_stored_are_an_error(folder, tmp_path):
     task, data = TASKS["sequences"]
     model, train = prepared(folder, task, data)
     examples = task.encode(train, model)
@@ -242,7 +243,7 @@ def test_the_command(folder, tmp_path, capsys):
     text = run(*command, "-o", tmp_path / "one", *options)
     head = 32 * 32 + 32 + 32 * 3 + 3
     assert f"training {head:,} of " in text
-    (made,) = kept.iterdir()  # training and evaluation are on the same data
+    (made,) = kept.iterdir()  # one folder: training and evaluation use the same data
     assert json.loads((made / "manifest.json").read_text())["dtype"] == "torch.float16"
     run(*command, "-o", tmp_path / "two", "--max-steps", 2)
     assert (tmp_path / "two" / "features").is_dir()

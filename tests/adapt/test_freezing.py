@@ -1,4 +1,4 @@
-"""Freezing lower layers, and learning rates that fall towards them."""
+"""Freezing lower layers, and learning rates that decrease towards them."""
 
 import pytest
 import torch

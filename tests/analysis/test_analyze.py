@@ -1,4 +1,4 @@
-"""The page of figures: what is in it, that it stands alone, and the data beside it."""
+"""The page of figures: its content, that it needs no other file, and the data files beside it."""
 
 import csv
 import re
@@ -159,7 +159,7 @@ def test_what_probes_learn(data, tmp_path):
     found = labelled_words(find_data(data), 100)
     train, test = found["entity"]
     assert train.labels[0] == [None, "ORG", None, "PER"] and train.sentences == test.sentences
-    train, test = found["sense"]  # one file: every second sentence
+    train, test = found["sense"]  # of a single file, every second sentence is for testing
     rows = [0, 2, 4], [1, 3]
     for part, chosen in zip((train, test), rows, strict=True):
         assert part.sentences == [SENSES[i][3].split() for i in chosen]
@@ -176,7 +176,7 @@ def test_what_probes_learn(data, tmp_path):
 
 
 def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
-    """Against the enumeration of all candidates; a word is looked up in lower case where it must be."""
+    """Compared with the enumeration of all candidates. A missing word is looked up in lower case."""
     questions = ": nouns\nBank river spring money\nriver bank money spring\nbank river emu spring\n"
     (tmp_path / "questions.txt").write_text(questions + ": missing\nemu bank river spring\n")
     words = ["bank", "money", "river", "spring"]
@@ -245,7 +245,7 @@ def test_the_command_of_neighbours(encoder, data, tmp_path, capsys):
 
 def test_too_little_memory_is_said_before_any_work(encoder, monkeypatch):
     monkeypatch.setattr("fastenc.models.embedding.word_vectors._free_memory", lambda: 1000)
-    monkeypatch.setattr(Encoder, "forward", None)  # which nothing may call
+    monkeypatch.setattr(Encoder, "forward", None)  # a call of it fails
     sentences = [row[3].split() for row in SENSES]
     labels = LabelledWords(sentences, [[str(i % 2) for i in range(len(s))] for s in sentences])
     for request in (
@@ -275,7 +275,7 @@ def test_static_vectors_beside_the_encoders(encoder, data, tmp_path):
         analyze(encoder, tmp_path, static=file)
 
 
-def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
+def test_bad_input_is_named(encoder, data, tmp_path, capsys):
     (tmp_path / "x.txt").write_text("x")
     with pytest.raises(ValueError, match="holds no data to analyse"):
         analyze(encoder, tmp_path)
@@ -293,7 +293,7 @@ def test_what_is_wrong_is_said(encoder, data, tmp_path, capsys):
 
 
 def test_a_mix_weighs_the_layer_that_knows():
-    """Labels that only one state holds get that state the largest weight."""
+    """If only one state holds the labels, it gets the largest weight."""
     from fastenc.models.embedding.word_vectors import WordVectors
 
     draw = torch.Generator().manual_seed(0)
@@ -499,7 +499,7 @@ def test_one_bad_set_of_pairs_leaves_the_others(encoder, data, tmp_path):
 
 
 def test_labels_that_only_the_words_left_out_have(tmp_path):
-    """A probe sees the first labelled words only; what the test set has beyond their labels is no error."""
+    """A probe trains on the first labelled words only. Labels that only the test set has are no error."""
     rare = TREE.format(noun="bank", verb="is").replace("\tDET\t", "\tINTJ\t")
     trees = [TREE.format(noun="bank", verb="is")] * 5 + [rare]
     for name in ("train", "dev"):

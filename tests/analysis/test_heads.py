@@ -1,4 +1,4 @@
-"""Heads, relations and probes against transformers' attention matrices and scikit-learn."""
+"""Heads, relations and probes, compared with transformers' attention matrices and scikit-learn."""
 
 from collections import Counter
 
@@ -38,7 +38,7 @@ TEXTS = ["the dog sees a cat", "rivers sleep", "unbelievable cats and dogs in th
 
 @pytest.fixture(scope="module", params=["bert", "distilbert"])
 def pair(request, tmp_path_factory):
-    """(ours, transformers' with attention matrices)."""
+    """(our encoder, transformers' model with attention matrices)."""
     folder = tmp_path_factory.mktemp("base")
     tokenizer = train_tokenizer(TEXTS, vocab_size=45)
     theirs = model(
@@ -59,7 +59,7 @@ def matrices(theirs, ids):
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
-    """Layers with a norm before, rotary positions, windows and relative biases, too."""
+    """Also with pre-norm layers, rotary positions, windows and relative biases."""
     theirs = model(family, attn_implementation="eager")
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
     batch = padded_batch(family)

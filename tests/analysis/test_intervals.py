@@ -1,4 +1,4 @@
-"""Intervals against scipy's, and against resamples that are written out."""
+"""Intervals compared with scipy's, and with resamples written out."""
 
 import numpy as np
 import pytest

@@ -47,7 +47,7 @@ def encoder(tmp_path_factory):
 
 
 def states(encoder, text):
-    """(layers + 1, tokens without special ones, width)."""
+    """Hidden states (layers + 1, tokens without special ones, width)."""
     from fastenc.packing import pack_sequences
 
     ids = encoder.tokenizer.encode(text).ids
@@ -57,7 +57,7 @@ def states(encoder, text):
 
 
 def vectors(count=500, width=7):
-    """Far from 0 for their spread, where a sum of squares would lose the variance."""
+    """Vectors far from 0 compared with their spread, where a sum of squares would lose the variance."""
     draw = np.random.default_rng(0)
     return torch.from_numpy(draw.normal(1e4, 10.0 ** np.arange(-3, width - 3), (count, width)))
 
@@ -72,7 +72,7 @@ def test_moments_in_parts_are_scikit_learns(sizes):
         for batch in part.split(64):
             parts[-1].add(batch)
     found = parts[0]
-    for other in parts[1:]:  # as of other processes
+    for other in parts[1:]:  # as if from other processes
         found.merge(other)
     assert found.count == 500
     np.testing.assert_allclose(found.mean, whole.mean_, rtol=1e-12)
@@ -95,7 +95,7 @@ def test_standardization_is_scikit_learns_and_keeps_the_dtype():
 
 def test_anisotropy_is_the_mean_over_all_pairs():
     x = torch.randn(60, 5) + torch.tensor([2.0, 0.0, 0.5, 0.0, 0.0])
-    x[7] = 0  # which has no direction
+    x[7] = 0  # it has no direction
     one, other = Isotropy.empty(5), Isotropy.empty(5)
     one.add(x[:20])
     other.add(x[20:])

@@ -1,4 +1,4 @@
-"""Static vectors against gensim's readers and answers, numpy, and sentence-transformers' StaticEmbedding."""
+"""Static vectors, compared with gensim's readers and answers, numpy, and sentence-transformers' StaticEmbedding."""
 
 import zlib
 
@@ -212,7 +212,7 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     plain *= (0.01 / (0.01 + share))[:, None]
     kept = [token for token in range(size) if not tokenizer.id_to_token(token).startswith("[")]
     found = static.vectors.numpy()
-    # A component's sign is free.
+    # The sign of a component is arbitrary.
     signs = np.sign((found[kept] * plain[kept]).sum(0)) if components else 1
     np.testing.assert_allclose(found[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
     static.save(tmp_path / "static")
@@ -248,7 +248,7 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
 
 
 class RandomVectors:
-    """An encoder whose vectors are random, but always the same for the same sentence."""
+    """An encoder whose vectors are random, but the same for the same sentence."""
 
     def __init__(self, width, seed):
         self.width, self.seed = width, seed
@@ -264,7 +264,7 @@ class RandomVectors:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_frequent_words_do_not_displace_the_nearest_words(seed):
-    """Random texts in which a few words are most of the text, against the enumeration of every use."""
+    """Random texts of which a few words are the greater part, compared with the enumeration of every use."""
     rng = np.random.default_rng(seed)
     size, count = int(rng.integers(2, 30)), int(rng.integers(1, 9))
     frequencies = rng.dirichlet(np.full(size, 0.05 if seed % 2 else 1.0))
@@ -299,13 +299,13 @@ def test_frequent_words_do_not_displace_the_nearest_words(seed):
             rtol=1e-4,
             atol=1e-6,
         )
-        # The second vector of a word in a file is not used.
+        # If a word occurs twice in a file, its second vector is not used.
         first = [each.word for each in found.static]
         assert len(set(first)) == len(first) == min(count, len(names) - 1)
 
 
 def test_five_neighbours_of_the_most_frequent_word(tmp_path):
-    """As the command prints them, of a word with more uses than there were candidates."""
+    """As the command prints them, for a word with more uses than the number of candidates."""
     sentences = [f"the bank of {name} pays the bank" for name in ["ada", "berlin", "cork"] * 133]
     (tmp_path / "texts.txt").write_text("\n".join(sentences))
     small_model("mlm", word_tokenizer()).save_pretrained(tmp_path / "model")

@@ -11,7 +11,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def host_tensor():
-    """One that tells what is asked of it."""
+    """A tensor on the host that records the calls made to it."""
     return Mock(spec=torch.Tensor, device=torch.device("cpu"))
 
 

@@ -1,4 +1,4 @@
-"""Adapted checkpoints on the command line: what they are taken for, and what an error advises."""
+"""Adapted checkpoints on the command line: how commands recognise them, and what their errors advise."""
 
 import random
 import shlex

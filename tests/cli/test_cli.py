@@ -161,10 +161,8 @@ def test_regression_predicts_numbers(folder, pretrained):
     text = run(
         *("finetune", pretrained, data, "--dev", data, "--regression", "-o", output),
         *("--lr", 5e-3, "--batch-size", 8, "--epochs", 6, "--metric", "spearman"),
-        *(
-            "--eval-every",
-            78,
-        ),  # the end: the best ranking of an earlier epoch may be far from the numbers
+        # The last weights only: the epoch that ranks best may predict numbers that are far off.
+        *("--eval-every", 78),
     )
     metrics = json.loads((output / "metrics.json").read_text())
     assert metrics["spearman"] > 0.8 and "pearson" in text
@@ -286,7 +284,7 @@ def test_a_broken_budget_is_an_error_after_everything_is_shown(monkeypatch, caps
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_every_option_in_full_with_its_default(name, monkeypatch):
-    if name == "bench":  # whose options are those of benchmarks/run.py
+    if name == "bench":  # its options are those of benchmarks/run.py
         return
     monkeypatch.setenv("COLUMNS", "80")
     kind = command_named(name)
@@ -478,7 +476,7 @@ def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
 
 @pytest.fixture(scope="module")
 def reviews(folder):
-    """Texts of up to six chunks of 12 tokens, whose telling words stand in one place of it."""
+    """Texts of up to six chunks of 12 tokens; the words that decide the label are in one place."""
     draw = torch.Generator().manual_seed(1)
     number = lambda low, high: int(torch.randint(low, high, (1,), generator=draw))
     rows = []
@@ -518,7 +516,7 @@ def test_long_documents_from_files_to_files(options, finetuned, reviews, tmp_pat
     }
     assert all(given[name] == stored[name] for name in given if name in stored)
     assert stored["max_length"] == 12
-    # Prediction reads texts as training did: the metrics come out again.
+    # Prediction reads texts as training did, so it gives the same metrics.
     output = tmp_path / "labels.jsonl"
     run("predict", tmp_path / "model", reviews, "-o", output)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -527,7 +525,7 @@ def test_long_documents_from_files_to_files(options, finetuned, reviews, tmp_pat
     assert sum(row["label"] == y for row, y in pairs) / 80 == pytest.approx(metrics["accuracy"])
     loss = -sum(math.log(row[f"p({y})"]) for row, y in pairs) / 80
     assert loss == pytest.approx(metrics["loss"], rel=1e-3)
-    # Other lengths are other texts.
+    # With other lengths the model reads other texts.
     run("predict", tmp_path / "model", reviews, "-o", tmp_path / "short.jsonl", "--max-length", 5)
     short = [json.loads(line) for line in (tmp_path / "short.jsonl").read_text().splitlines()]
     assert short != rows

@@ -1,4 +1,4 @@
-"""The commands before pretraining, and pretraining on a store, from files to files."""
+"""The commands that prepare a corpus, and pretraining on a store, from files to files."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_unigram_replacements_and_other_held_out_texts(folder, store, tmp_path):
 
 
 def test_a_killed_run_on_a_store_sees_every_example_once(store, tmp_path):
-    """By SIGKILL in the middle of the second epoch; the weights are those of a run that was not killed."""
+    """Killed by SIGKILL in the middle of the second epoch; the weights are those of a run that was not killed."""
     command = (
         *("pretrain", store, *MODEL, "--batch-tokens", 192, "--epochs", 2),
         *("--save-every", 3, "--alpha", 0.7),

@@ -1,4 +1,4 @@
-"""What users' data and options have that cannot be meant, and what a command says about the data it read."""
+"""Mistakes in users' data and options, and what a command says about the data that it read."""
 
 import errno
 import gzip
@@ -21,7 +21,7 @@ from tests.helpers.training_run import small_model, word_tokenizer
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model of 64 positions."""
+    """A model with 64 positions."""
     folder = tmp_path_factory.mktemp("base")
     small_model("mlm", word_tokenizer()).save_pretrained(folder)
     return folder
@@ -70,7 +70,8 @@ def test_a_length_beyond_the_positions_is_refused(base, tmp_path, capsys):
     )
     predict = ("predict", tmp_path / "run", data, "-o", tmp_path / "p.tsv", "--max-length", 5000)
     assert message in failure(capsys, *predict)
-    # A task's own default, 512 for words, is not the user's mistake; what is kept is what was done.
+    # A task's own default, 512 tokens for words, is no mistake of the user; the saved options have the value that was
+    # used.
     (tmp_path / "tags.conll").write_text("the B-X\ncat O\n\na O\ndog B-X\n")
     tags = ("finetune", base, tmp_path / "tags.conll", "--task", "token-classification")
     run(*tags, "-o", tmp_path / "tags", "--max-steps", 1)
@@ -93,10 +94,12 @@ def test_entities_of_three_levels_are_read(tmp_path):
     assert SpanNer(inner_tag_column=(3,)).inner_tag_column == 3
 
 
-def test_a_level_of_entities_that_is_not_read_is_told(tmp_path):
+def test_levels_of_entities_that_are_not_read_are_reported(tmp_path):
     nested = tmp_path / "nested.conll"
     nested.write_text("New B-LOC O\nYork I-LOC O\nUniversity O B-LOC\n\nin O O\nRome B-LOC O\n")
-    with pytest.warns(UserWarning, match="column 2 .* --tag-column 2 --inner-tag-column 3 to read"):
+    with pytest.warns(
+        UserWarning, match=r"column 2 .* tag_column=2 and inner_tag_column=\(3,\) to read"
+    ):
         SpanNer().read(nested)
     chunks = tmp_path / "chunks.conll"  # as in CoNLL 2003
     chunks.write_text("Rome NNP B-NP B-LOC\nsleeps VBZ B-VP O\n")

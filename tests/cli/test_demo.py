@@ -1,4 +1,4 @@
-"""The demo, with everything but its sizes as it is."""
+"""The demo, with smaller sizes and everything else unchanged."""
 
 import math
 import re
@@ -27,7 +27,7 @@ def test_package_task_has_no_leaks():
 
 def test_the_loss_of_token_frequencies():
     training, held_out = [[5, 5, 6], [7, 5]], [[5, 6], [8]]
-    # One more of each of the three kinds: 4, 2 and 2 of 8; a token that training lacks has 1.
+    # Each of the three tokens counts one more: 4, 2 and 2 of 8. A token that training lacks has 1.
     likelihoods = [4 / 8, 2 / 8, 1 / 8]
     expected = -sum(map(math.log, likelihoods)) / 3
     assert pretraining.frequency_loss(training, held_out) == pytest.approx(expected)

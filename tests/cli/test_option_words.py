@@ -1,4 +1,4 @@
-"""Errors of the Python API name its arguments; the commands name their options instead."""
+"""Errors of the Python API name its arguments; errors of the commands name their options instead."""
 
 import pytest
 

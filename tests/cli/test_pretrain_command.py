@@ -48,7 +48,7 @@ def test_empty_documents_are_counted(tmp_path):
 
 
 def test_a_run_goes_on_with_the_same_texts_only(tmp_path, capsys):
-    """A word in the place of another: as many examples, of the same lengths."""
+    """One word is replaced by another: the number of examples and their lengths stay the same."""
     changed = [text.replace("cat", "\0").replace("dog", "cat") for text in documents(60)]
     changed = [text.replace("\0", "dog") for text in changed]
     save_tokenizer(word_tokenizer(), tmp_path / "tokenizer")

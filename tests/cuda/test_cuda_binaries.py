@@ -1,4 +1,4 @@
-"""What the CUDA source compiles to, without a GPU."""
+"""The resources of the compiled CUDA source, without a GPU."""
 
 import shutil
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.helpers import cuda_binaries
 NVCC = shutil.which("nvcc")
 ELEMENTS = {"float": "If", "half": "I6__half", "bfloat16": "I13__nv_bfloat16"}  # as mangled
 
-# Registers a thread, bytes of shared memory a block. 64 registers leave a multiprocessor
-# room for 1,024 threads, two blocks of the narrow types; at 32 the scaling kernel fills it.
+# Registers a thread, bytes of shared memory a block. With 64 registers 1,024 threads fit on a multiprocessor: two
+# blocks of the 16-bit types. With 32 registers the scaling kernel fills a multiprocessor.
 BUDGETS = {
     ("masked_cross_entropy", "float"): (64, 400),
     ("masked_cross_entropy", "half"): (64, 400),

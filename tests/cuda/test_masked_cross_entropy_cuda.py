@@ -1,17 +1,17 @@
-"""The CUDA kernels on a GPU: real sizes, capture, compilation, synchronisation. Elsewhere they are emulated."""
+"""The CUDA kernels on a GPU: real sizes, capture, compilation, synchronisation. Another file emulates them on a CPU."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.ops import _library, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import library, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.testing import assert_within_budget
 from tests.helpers.cross_entropy import check_loss_and_gradient, labels_for
 from tests.helpers.gpu import no_waiting
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not _library.HAS_CUDA, reason="the extension was compiled without CUDA"),
+    pytest.mark.skipif(not library.HAS_CUDA, reason="the extension was compiled without CUDA"),
 ]
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"]

@@ -1,4 +1,4 @@
-"""The CUDA source, run thread by thread on the CPU, through the public ops: indices, barriers, reductions."""
+"""The CUDA source run thread by thread on the CPU, through the public ops: tests indices, barriers and reductions."""
 
 import importlib
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.testing import assert_within_budget
 from tests.helpers import cuda_emulation
 from tests.helpers.cross_entropy import (
@@ -29,9 +29,9 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def emulated(library, monkeypatch):
-    """The public ops on the emulated kernels of a GPU with clusters; calling it chooses another architecture."""
+    """The public ops on the emulated kernels of a GPU with clusters; a call chooses another architecture."""
     library.emulate_architecture(90)
-    monkeypatch.setattr(_dispatch, "CPP_DTYPES", (torch.float32, torch.float16, torch.bfloat16))
+    monkeypatch.setattr(dispatch, "CPP_DTYPES", (torch.float32, torch.float16, torch.bfloat16))
     with cuda_emulation.in_place_of_cpp():
         yield library.emulate_architecture
 
@@ -55,7 +55,7 @@ def test_loss_and_gradient_keep_the_budget(
 
 
 def test_columns_of_minus_infinity_count_nothing(emulated):
-    """Most of a row may be left out: whole vectors, and all that a thread reads."""
+    """Most of a row may be -infinity: whole vectors, and all that a thread reads."""
     logits = logits_for(5, 5003, torch.float32)
     logits[:, 16:] = float("-inf")
     labels = torch.tensor([0, 15, 3, -100, 7])
@@ -67,8 +67,8 @@ def test_columns_of_minus_infinity_count_nothing(emulated):
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-# BERT's; the most that one block holds and one vector more; XLM-R's; more than a cluster of eight holds. Without
-# clusters one block reads the long ones in tiles.
+# BERT's vocabulary; the most that one block holds, plus one vector; XLM-R's; more than a cluster of eight holds.
+# Without clusters, one block reads the long rows in tiles.
 @pytest.mark.parametrize("architecture", [80, 90])
 @pytest.mark.parametrize(
     "vocabulary,dtype",
@@ -95,7 +95,7 @@ def test_large_vocabularies(emulated, architecture, vocabulary, dtype):
 def test_float32_rows_leave_room_for_a_second_block(
     library, emulated, architecture, vocabulary, threads
 ):
-    """1,024 threads of 64 registers are a multiprocessor's all."""
+    """1,024 threads with 64 registers use all registers of a multiprocessor."""
     emulated(architecture)
     masked_cross_entropy(logits_for(1, vocabulary, torch.float32), torch.tensor([0]))
     assert threads // 2 < library.threads_of_last_launch() <= threads
@@ -104,7 +104,7 @@ def test_float32_rows_leave_room_for_a_second_block(
 @DTYPES
 @pytest.mark.parametrize("width", [3, 130, 2051])
 def test_every_alignment_in_place_and_nothing_beyond_the_rows(emulated, width, dtype):
-    """Rows inside a buffer of infinities: none may be read, and each must still be there."""
+    """Rows inside a buffer of infinities. None of these may be read, and each must still be there afterwards."""
     for offset in range(9):
         for gap in (0, 5, 8):
             buffer = torch.full((offset + 3 * (width + gap) + 9,), float("inf"), dtype=dtype)
@@ -233,7 +233,7 @@ def test_more_labelled_rows_than_announced_give_nan_where_nothing_is_read_back(
     assert loss.isnan() and weight.grad.isnan().all() and hidden.grad[[0, 2, 3]].isnan().all()
 
 
-def test_what_no_kernel_takes_is_an_error(emulated):
+def test_unsupported_input_is_an_error(emulated):
     ops, labels = torch.ops.fastenc, torch.tensor([0, 1])
     for logits, given, message in (
         (torch.randn(2, 5, dtype=torch.float64), labels, "float32, float16 or bfloat16"),

@@ -57,7 +57,7 @@ def test_batches_by_tokens_hold_what_fits():
 
 
 def test_orders_longer_than_what_is_computed_at_once():
-    """150,000 examples, 2^16 places at once: each example comes once, and any start goes on as the whole order does."""
+    """150,000 examples, 2^16 places computed at a time: each example comes once, from any start in the same order."""
     lengths = [DRAW.randint(3, 100) for _ in range(150_000)]
     for limits in ({"batch_size": 32}, {"batch_tokens": 2000}):
         sampler = BatchSampler(lengths, shuffle=True, seed=1, **limits)

@@ -8,9 +8,9 @@ from tests.helpers.texts import TEXT
 
 
 def check_blocks(blocks, documents, tokenizer, block_size):
-    """The format's definition, block by block."""
+    """Compare with the format's definition, block by block."""
     special = special_tokens(tokenizer)
-    # Sentences in order, None at a document's end.
+    # Sentences in order, with None at the end of a document.
     queue = []
     for document in documents:
         sentences = split_sentences(document)
@@ -77,7 +77,7 @@ def test_blocks_follow_the_format(block_size):
 
 @pytest.mark.parametrize("block_size", [8, 20, 64, 500])
 def test_blocks_of_one_document_each(block_size):
-    """DOC-SENTENCES is FULL-SENTENCES of each document for itself."""
+    """DOC-SENTENCES is FULL-SENTENCES applied to each document."""
     tokenizer = train_tokenizer([TEXT], vocab_size=200)
     documents = [TEXT, "", "Short.", " \n", TEXT * 3, "One. Two. Three."]
     blocks = doc_sentence_blocks(documents, tokenizer, block_size)

@@ -1,4 +1,4 @@
-"""fastenc clean: what its datatrove pipeline drops and keeps, on one machine, after a kill, and by a script."""
+"""fastenc clean: what its datatrove pipeline drops and keeps, on one machine, after a kill, and in a script."""
 
 import json
 import os
@@ -21,7 +21,7 @@ datatrove = pytest.mark.skipif(
 
 
 def page(seed, sentences=20):
-    """Text that every rule keeps."""
+    """A text that every rule keeps."""
     draw = random.Random(seed)
     words = [
         f"{head}{tail}" for head in ("so", "river", "tall", "me") for tail in "abcdefghijklmnop"
@@ -35,7 +35,7 @@ def write(path, texts):
 
 
 def clean(folder, texts, steps, *options):
-    """(kept texts, dropped by reason) of documents in one file."""
+    """(kept texts, number of dropped texts by reason) for documents in one file."""
     write(folder / "in.jsonl", texts)
     run("clean", folder / "in.jsonl", "--steps", steps, "-o", folder / "out", *options)
     report = json.loads((folder / "out" / "report.json").read_text())
@@ -122,7 +122,7 @@ ARTICLES = {
 @pytest.mark.parametrize("language", ARTICLES)
 def test_scripts_without_spaces_or_with_their_own_marks_are_kept(language, tmp_path):
     text = ARTICLES[language]
-    # Arabic and Hindi have spaces, so C4 counts sentences, and these articles have fewer than five.
+    # Arabic and Hindi have spaces, so C4 counts their sentences; these articles have fewer than five.
     steps = "gopher,fineweb" if language in ("ar", "hi") else "gopher,c4,fineweb"
     assert clean(tmp_path, [text], steps) == ([text], {})
 
@@ -149,7 +149,7 @@ def test_exact_duplicates_have_the_same_words(tmp_path):
 
 @datatrove
 def test_near_duplicates_are_those_of_the_exact_similarity(tmp_path):
-    """Against Jaccard similarities of five-grams: far above the threshold dropped, far below kept."""
+    """Compared with Jaccard similarities of five-grams: far above the threshold texts are dropped, far below kept."""
     draw = random.Random(0)
     words = [
         f"w{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676)}" for i in range(5000)
@@ -175,13 +175,13 @@ def test_near_duplicates_are_those_of_the_exact_similarity(tmp_path):
 @datatrove
 @pytest.mark.parametrize("language", ["zh", "ja", "th"])
 def test_near_duplicates_in_scripts_without_spaces(language, tmp_path):
-    """One character more at the beginning must not make all later words others."""
+    """One more character at the beginning must not change all later words."""
     text = ARTICLES[language]
     assert len(clean(tmp_path, [text, text[5] + text], "near")[0]) == 1
 
 
 def corpus(folder):
-    """Three files in two languages, and the arguments to clean them."""
+    """Three files in two languages, and the arguments that clean them."""
     for number, language in enumerate(("en", "en", "mt")):
         (folder / language).mkdir(exist_ok=True)
         texts = [page(10 * number + i % 8) + " #" * (i % 3 == 0) * 40 for i in range(12)]
@@ -214,7 +214,7 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call, tmp_path, c
     command = corpus(tmp_path)
     run(*command, "-o", tmp_path / "whole")
     killed = [*map(str, command), "-o", str(tmp_path / "killed")]
-    # A group of its own: the executor's helper process outlives a kill, and has to be ended too.
+    # A process group of its own: the executor's helper process outlives a kill, and must be ended too.
     with open(tmp_path / "log", "wb") as log:
         command_line = [sys.executable, "-c", KILLED.format(call=call), *killed]
         process = subprocess.Popen(command_line, stdout=log, stderr=log, start_new_session=True)
@@ -238,7 +238,7 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call, tmp_path, c
 @datatrove
 @pytest.mark.parametrize("executor", ["slurm", "ray"])
 def test_the_printed_program_cleans_likewise(executor, tmp_path):
-    """With the cluster's executor replaced by the local one."""
+    """With the local executor in place of the cluster's."""
     command = corpus(tmp_path)
     run(*command, "-o", tmp_path / "here")
     program = run(*command, "-o", tmp_path / "there", "--script", executor)

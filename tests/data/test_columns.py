@@ -218,7 +218,7 @@ def test_real_files(data_dir):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             read_tagged(data_dir / "ud_english_ewt" / f"{part}.conllu.gz", tag_column=column)
-    # A column file that ends in .tsv, with a space in one word.
+    # A file of columns whose name ends in .tsv, with a space in one word.
     senses = read_tagged(data_dir / "wsd_allwords" / "semeval2013_en.tsv.gz", tag_column=3)
     assert len(senses) == 306
     german = read_tagged(data_dir / "germeval2014_nested" / "dev.conll.gz", tag_column=2)

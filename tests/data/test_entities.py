@@ -146,6 +146,6 @@ def test_germeval(data_dir):
     columns = dict(tag_column=2, inner_tag_column=3)
     data = read_entities(data_dir / "germeval2014_nested" / "train.conll.gz", **columns)
     assert isinstance(data, EntityData) and len(data) == 24_000 and len(data.label_names) == 12
-    # The outer and inner entities that the data set's description counts.
+    # The numbers of outer and inner entities in the data set's description.
     assert sum(map(len, data.entities)) == 29_078 + 2_467
     assert any(map(is_nested, data.entities))

@@ -20,7 +20,7 @@ from tests.helpers.languages import DOCUMENTS
 
 
 def test_shares_are_those_of_the_formula():
-    """By hand: 900^0.5 = 30 and 100^0.5 = 10; with 0.3, Conneau et al.'s p^0.3 of 0.9 and 0.1."""
+    """By hand: 900^0.5 = 30 and 100^0.5 = 10; with 0.3, Conneau et al.'s p^0.3 for 0.9 and 0.1."""
     assert smoothed_shares({"a": 900, "b": 100}, 0.5) == pytest.approx({"a": 0.75, "b": 0.25})
     first, second = 0.9**0.3, 0.1**0.3
     assert smoothed_shares({"a": 9, "b": 1})["b"] == pytest.approx(second / (first + second))

@@ -90,7 +90,7 @@ def test_windows_hold_the_whole_context_and_the_answer(tokenizer):
     # Every token is central in exactly one window.
     central = [o for w in windows for o, c in zip(w.offsets, w.central, strict=True) if c]
     assert sorted(central) == sorted(covered)
-    # It is the one, of equals the first, in which the nearer edge is farthest.
+    # It is the window in which the nearer edge is farthest; of equals, the first.
     for offset in covered:
         edges = [
             min(w.offsets.index(offset), len(w.offsets) - 1 - w.offsets.index(offset))
@@ -195,7 +195,7 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("keep", [0, 1, 5, 15, 40, 0.5, -9, -8, -1])
 def test_a_cut_or_damaged_gzip_file_is_named(tmp_path, keep):
-    """Cut anywhere: in the header, in the content, in the checksum."""
+    """Cut in the header, in the content or in the checksum."""
     content = gzip.compress(squad_file(tmp_path / "whole.json").read_bytes())
     end = int(len(content) * keep) if isinstance(keep, float) else keep
     cut = tmp_path / "train.json.gz"

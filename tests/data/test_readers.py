@@ -77,7 +77,7 @@ def test_saved_data_sets_that_cannot_be_used(tmp_path):
     datasets.DatasetDict(train=table, test=table).save_to_disk(str(tmp_path / "both"))
     with pytest.raises(ValueError, match=r"both must hold one split, got \['test', 'train'\]"):
         read_labelled(tmp_path / "both")
-    # -1 is datasets' mark of a hidden label.
+    # datasets marks hidden labels with -1.
     with pytest.raises(ValueError, match=r"row 1: column 'label' must hold a label, got None"):
         read_labelled(tmp_path / "both" / "test")
     assert read_texts(tmp_path / "both" / "test", "sentence") == ["a", "b"]

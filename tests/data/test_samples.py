@@ -28,7 +28,7 @@ def test_the_files_are_read_by_their_readers(tmp_path):
 
 
 def test_every_file_that_a_command_of_the_documents_reads_is_there():
-    """Names with a suffix of data; what a command writes stands behind -o."""
+    """Names with a suffix of data files, except those after -o, which a command writes."""
     commands = [
         line.removeprefix("fastenc ")
         for page in PAGES

@@ -8,7 +8,7 @@ from tests.helpers.texts import TEXT
 
 
 def check_pairs(pairs, documents, tokenizer, block_size):
-    """The definition, pair by pair: contiguous whole sentences, in order, of one document."""
+    """Compare with the definition, pair by pair: contiguous whole sentences, in order, from one document."""
     special = special_tokens(tokenizer)
     half = (block_size - 3) // 2
     for number, document in enumerate(filter(split_sentences, documents)):

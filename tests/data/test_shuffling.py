@@ -21,8 +21,8 @@ def test_orders_of_other_seeds_are_others():
 
 
 def test_entries_are_spread_as_random_ones_are():
-    """Over 400 seeds each of 12 entries at each of 12 places: chi-squared with 121 degrees of freedom, mean 121,
-    standard deviation 15.6; and the first differences of a large order are not small."""
+    """Over 400 seeds, the counts of 12 entries at 12 places have a chi-squared with 121 degrees of freedom: mean 121,
+    standard deviation 15.6. And the differences of neighbours in a large order are not small."""
     counts = torch.zeros(12, 12)
     for seed in range(400):
         counts[torch.arange(12), Permutation(12, seed)(torch.arange(12))] += 1

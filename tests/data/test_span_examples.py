@@ -64,7 +64,7 @@ def test_every_span_is_learnt_once_with_its_class(tokenizer, longest, max_length
 
 
 def test_a_span_belongs_to_the_window_where_it_is_most_central(tokenizer):
-    """Against all windows of every span."""
+    """Compared with all windows of every span."""
     data, room, longest = some_data([40], labelled=False), 11, 6
     examples = encode_spans(data, tokenizer, room + 2, [], longest)
     (whole,) = encode_spans(data, tokenizer, 512, [], longest)
@@ -143,7 +143,7 @@ def test_entities_that_no_span_can_be_are_counted_once(tokenizer):
     assert len(warned) == 1 and example.labels == [(2, 3, 1), (5, 5, 2)]
     with pytest.warns(UserWarning, match="1 of 4"):
         encode_spans(data, tokenizer, 64, ["X", "Y"], 9)
-    # Four tokens a window: three words are in none.
+    # Windows have four tokens: three words are in none.
     data = EntityData([sentence(words)], [[Span("X", 1, 7)]], ["X"])
     with pytest.warns(UserWarning, match="1 of 1 entities cannot be predicted"):
         encode_spans(data, tokenizer, 6, ["X"], 9)

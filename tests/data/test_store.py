@@ -1,4 +1,4 @@
-"""The token store: what is written is what in-memory packing gives, whatever happens on the way."""
+"""The token store holds what in-memory packing gives, after interruptions too."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def files(folder):
 
 
 def every(examples_of, *arguments):
-    """A packing's examples, held-out ones too, in the store's order of one language."""
+    """A packing's examples, with the held-out ones, in the store's order within one language."""
     return [
         example
         for subset in ("train", "held_out")
@@ -136,7 +136,7 @@ store_writer.write_store({folder!r}, {{"": documents(200)}}, word_tokenizer(), s
     ("module", "name", "call", "finished"),
     [
         ("store_writer", "file_checksum", 8, 2),  # half of the third shard is written
-        ("store_writer.os", "replace", 7, 3),  # written, not renamed: the first three are files'
+        ("store_writer.os", "replace", 7, 3),  # written, but not renamed: three shards are complete
         ("store_writer", "TokenStore", 1, None),  # everything is written
     ],
 )
@@ -195,7 +195,7 @@ def test_the_workers_of_a_killed_writer_end(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code)
     folder = str(ROOT)
-    # The pipe closes when the last process that holds it has ended: the workers too.
+    # The pipe closes when the last process that holds it has ended, so the workers have ended too.
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": folder},
@@ -207,7 +207,7 @@ def test_the_workers_of_a_killed_writer_end(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_store(tmp_path):
-    """A store of 20 MB is packed and read at random by a process that may have 10 MB more than it began with."""
+    """A process that may use 10 MB more than at its start packs a store of 20 MB and reads it at random."""
     folder = tmp_path / "s"
     write_store(folder, {"": documents(40)}, word_tokenizer(), shard_characters=10**9)
     tile(folder, copies=10)
@@ -237,7 +237,7 @@ def test_memory_does_not_grow_with_the_store(tmp_path):
 
 
 def tile(folder, copies):
-    """Repeat the shard's documents until it has a million tokens, and the shard."""
+    """Repeat the shard's documents up to a million tokens, and then the shard itself."""
     from fastenc.data.store import MANIFEST, file_checksum
 
     manifest = json.loads((folder / MANIFEST).read_text())

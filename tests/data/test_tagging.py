@@ -35,7 +35,7 @@ def tagged(sentences=SENTENCES):
 
 @pytest.fixture(scope="module", params=["minilm", "bpe", "unigram"])
 def tokenizers(request, tmp_path_factory):
-    """Ours, and the one of transformers that reads words."""
+    """Our tokenizer, and transformers' tokenizer that reads words."""
     if request.param == "minilm":
         return load_tokenizer(minilm_folder()), AutoTokenizer.from_pretrained(minilm_folder())
     texts = [" ".join(words) for words in SENTENCES]

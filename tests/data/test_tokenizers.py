@@ -32,7 +32,7 @@ def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, kin
     assert special.all == set(theirs.all_special_ids)
     assert tokenizer.decode(tokenizer.encode("the lazy dog").ids) == "the lazy dog"
     assert load_tokenizer(tmp_path).get_vocab() == tokenizer.get_vocab()
-    # The families' own classes, which rebuild everything but the vocabulary.
+    # The families' own classes, which rebuild everything except the vocabulary.
     if kind == "wordpiece":
         own = BertTokenizerFast.from_pretrained(tmp_path)
     elif kind == "bpe" and not lowercase:
@@ -58,7 +58,7 @@ def test_line_breaks_separate_words():
 
 
 def test_rare_characters_do_not_crowd_out_words():
-    # 3000 characters seen once each, and one word that is frequent.
+    # 3000 characters, each seen once, and one frequent word.
     texts = ["".join(chr(0x4E00 + i) for i in range(3000)), *["encyclopedia"] * 100]
     tokenizer = train_tokenizer(texts, vocab_size=1100)
     assert tokenizer.get_vocab_size() <= 1100
@@ -66,7 +66,7 @@ def test_rare_characters_do_not_crowd_out_words():
 
 
 class Watched(str):
-    """A text that counts how many of its kind are in memory."""
+    """A text that counts how many instances are in memory."""
 
     alive = most = 0
 

@@ -1,4 +1,4 @@
-"""Whole words and spans in scripts with and without spaces, with each kind of vocabulary."""
+"""Whole words and spans in scripts with and without spaces, for each type of vocabulary."""
 
 import unicodedata
 from random import Random
@@ -25,7 +25,7 @@ SCRIPTS = {
 
 
 def unspaced_texts(script, count=150):
-    """Lines of words of that script, after one another, among them a number and a Latin word."""
+    """Lines of consecutive words of that script, with a number and a Latin word."""
     first, letters, marks = SCRIPTS[script]
     draw = Random(0)
     letter = lambda: chr(first + draw.randrange(letters)) + draw.choice([*marks, "", ""])
@@ -36,7 +36,7 @@ def unspaced_texts(script, count=150):
 
 
 def check_masks(texts, tokenizer, block_size=128):
-    """Every full block is masked, about as much as asked for."""
+    """Every full block is masked, at about the requested rate."""
     blocks = full_sentence_blocks(texts, tokenizer, block_size, show_progress=False)
     is_special = special_mask(tokenizer)
     blocks = [each for each in blocks if (~is_special[torch.tensor(each)]).sum() > 100]
@@ -49,10 +49,10 @@ def check_masks(texts, tokenizer, block_size=128):
     }
     tokens = [int((~is_special[torch.tensor(each)]).sum()) for each in blocks]
     shares = {name: torch.tensor(masked[name]) / torch.tensor(tokens) for name in masked}
-    # A span's last word may find no room.
+    # The last word of a span may not fit into the budget.
     assert (shares["span"] > 0.15 - MAX_WORD_TOKENS / 100).all() and shares["span"].mean() > 0.14
     assert (shares["span"] < 0.15 + 1 / 100).all()
-    # A hundred words a block, a few of which may have several tokens.
+    # A block has a hundred words, a few of which may have several tokens.
     assert (shares["word"] > 0).all() and (shares["word"] < 0.45).all()
     assert abs(shares["word"].mean() - 0.15) < 4 * 0.06 / len(blocks) ** 0.5
 
@@ -75,7 +75,7 @@ def test_every_block_of_real_text_is_masked(data_dir, language, kind):
 
 
 def word_begins(text, index):
-    """By characters: after a space, and at a letter of an unspaced script."""
+    """By characters: a word begins after a space and at each letter of an unspaced script."""
     unspaced = lambda sign: any(first <= ord(sign) <= last for first, last in UNSPACED)
     if index == 0 or text[index].isspace() or text[index - 1].isspace():
         return True
@@ -102,15 +102,15 @@ def test_words_are_those_of_the_characters(kind):
         found = starts(torch.tensor(encoding.ids)).tolist()
         offsets = encoding.offsets
         for token, (start, end) in enumerate(offsets):
-            # The rest of a character's bytes.
+            # The other bytes of a character.
             inside = kind == "bpe" and token > 0 and offsets[token - 1][1] > start
             split += inside
             index = start + inside
             parted = token + 1 < len(offsets) and offsets[token + 1][0] < end
             if encoding.tokens[token - 1] in ("▁", "Ġ") or (parted and is_mark(text[end - 1])):
-                continue  # its space stands before it, or the first bytes of a mark show no mark yet
+                continue  # its space is before it, or the first bytes of a mark do not yet show a mark
             expected = index < end and word_begins(text, index)
-            if kind == "wordpiece":  # which also parts punctuation
+            if kind == "wordpiece":  # it also splits at punctuation
                 expected |= not encoding.tokens[token].startswith("##")
             assert found[token] == expected, (text[start : start + 5], encoding.tokens[token])
     assert split > 20 or kind != "bpe", "no character lies in several tokens"

@@ -2,7 +2,7 @@
 
 python -m tests.fuzz --hours 2                      every subject in turn
 python -m tests.fuzz valid/attention --trials 1000
-python -m tests.fuzz batches --seed 5 --trial 17    one trial again
+python -m tests.fuzz batches --seed 5 --trial 17    repeats one trial
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=0, help="of each subject")
     parser.add_argument("--hours", type=float, default=0.0)
     options = parser.parse_args()
-    faulthandler.enable()  # a segmentation fault shows where
+    faulthandler.enable()  # shows where a segmentation fault happened
     torch.set_num_threads(2)
     starts = tuple(options.subjects or [""])
     subjects = {name: subject for name, subject in SUBJECTS.items() if name.startswith(starts)}

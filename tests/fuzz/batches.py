@@ -1,4 +1,4 @@
-"""PackedBatch refuses fields that do not belong together; what it takes, ops and encoders compute with."""
+"""PackedBatch refuses fields that contradict each other. Ops and encoders can compute every batch that it accepts."""
 
 from functools import cache
 from random import Random

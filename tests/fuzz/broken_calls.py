@@ -1,6 +1,7 @@
-"""A call with one argument spoilt, of the right type, is refused with a ValueError or TypeError, or means what it says.
+"""A call with one changed argument is refused with a ValueError or TypeError, or computes what its arguments say.
 
-Never does it end the process, read outside its inputs, or fail inside torch with an error that names no argument.
+The changed argument has the right type. The call never ends the process, never reads outside its inputs, and never
+fails inside torch with an error that names no argument.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ REFUSED = (ValueError, TypeError, NotImplementedError)
 
 
 def spoilt_tensor(x: Tensor, rng: Random) -> Tensor:
-    """Another shape, dtype, device or value."""
+    """A tensor of another shape, dtype or device, or with another value."""
     ways = ["dtype", "deeper", "flat", "device", "longer"]
     if x.dim() and x.shape[0]:
         ways += ["shorter", "empty"]
@@ -59,11 +60,11 @@ def spoilt(value: Any, rng: Random) -> Any:
         return rng.choice((-1, -(2**31), 2**40, 0, 1))
     if isinstance(value, float):
         return rng.choice((-1.0, float("nan"), float("inf"), 1.0, 0.0))
-    return torch.randn(3)  # of a tensor that was left out
+    return torch.randn(3)  # for an optional tensor that was left out
 
 
 def check_refused(call: Call, rng: Random) -> None:
-    kept = ("batch", "softmax_scale")  # of a scale every value makes sense
+    kept = ("batch", "softmax_scale")  # every value of a scale is valid
     name = rng.choice([name for name in call.arguments if name not in kept])
     arguments = {**call.arguments, name: spoilt(call.arguments[name], rng)}
     if name.endswith("_idx") and torch.is_tensor(arguments[name]):

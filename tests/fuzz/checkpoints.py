@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused with a ValueError that names the folder, or loads as what its files say."""
+"""A damaged checkpoint is refused with a ValueError that names the folder, or loads as its files say."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def damage_bytes(folder: Path, rng: Random) -> None:
     data = bytearray(file.read_bytes())
     if rng.random() < 0.5:
         data = data[: rng.randrange(len(data))]
-    # The header is where a changed byte says something else; elsewhere it is another weight.
+    # In the header a changed byte changes the meaning; elsewhere it only changes a weight.
     for _ in range(rng.randint(1, 4) if data else 0):
         data[rng.randrange(min(len(data), 4000))] = rng.randrange(256)
     file.write_bytes(data)
@@ -91,5 +91,5 @@ def check(rng: Random) -> None:
             return
         written = json.loads((folder / CONFIG).read_text())
         layers = written.get("num_hidden_layers", written.get("n_layers"))
-        if loaded.config.architecture.layers_path is not None:  # ALBERT's files do not tell
+        if loaded.config.architecture.layers_path is not None:  # ALBERT's files do not show it
             assert loaded.config.num_layers == layers

@@ -1,6 +1,6 @@
-"""Values of a configuration: a wrong one is refused with its name, any other loads a model that works.
+"""A wrong value in a configuration is refused by name; with any other value, the model loads and works.
 
-Nothing is allocated for a size that only config.json gives.
+A size that only config.json states allocates no memory.
 """
 
 import json
@@ -19,14 +19,14 @@ from tests.fuzz.checkpoints import CONFIG, sound
 from tests.helpers.checkpoints import packed
 from tests.helpers.families import ENCODERS, padded_batch
 
-MEMORY = 2**34  # bytes of addresses: an allocation of a size from config.json fails
+MEMORY = 2**34  # bytes of address space: an allocation of a size from config.json fails
 VALUES: tuple[Any, ...] = (
     *(0, 1, -1, 2, 3, 5, 7, 64, 10**5, 10**9, 10**18, 2**63, 2**64, -(2**64), 10**400),
     *(0.0, 0.5, 1.0, -1.5, 1e-12, 1e300, 1e400, -1e400, float("nan")),
     *(None, True, False, "", "x", "gelu", "gelu_new", "gated-silu", "full_attention", "yarn"),
     *([], {}, [1, 2], ["full_attention"], ["x"] * 4, [[]], {"a": 1}, {"1": {}}, [None]),
 )
-# Keys that an older or another file may have.
+# Keys of older files or of other formats.
 MORE = (
     *("rope_parameters", "rope_scaling", "rope_theta", "layer_types", "local_attention"),
     *("relative_attention_num_buckets", "relative_attention_max_distance", "feed_forward_proj"),
@@ -38,7 +38,7 @@ ROPE = ("rope_type", "type", "rope_theta", "factor", "attention_factor", "beta_f
 
 
 def spoilt(values: dict[str, Any], rng: Random) -> tuple[str, ...]:
-    """Change one value, or one inside it, and return the names that an error may give."""
+    """Change one value, or one inside a nested value; return the names that an error may give."""
     key = rng.choice(sorted({*values, *MORE}))
     if isinstance(values.get(key), dict) and values[key] and rng.random() < 0.8:
         return (key, *spoilt_inside(values[key], rng))
@@ -69,7 +69,7 @@ def check(rng: Random) -> None:
         try:
             loaded = Encoder.from_pretrained(folder)
         except (ValueError, OSError) as error:
-            # Sizes that do not fit each other or the weights are told by the file's name.
+            # If sizes do not fit each other or the weights, the error names the file.
             known = (*names, CONFIG, "model.safetensors", "num_heads", "max_positions")
             assert any(each in str(error) for each in known), f"{family} {names}: {error}"
             assert len(str(error)) < 1500 and not re.search(r"\d{400}", str(error)), error

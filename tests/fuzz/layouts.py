@@ -1,4 +1,4 @@
-"""Names in a checkpoint: with the prefix, without it, older ones. One weight under two names must have one value."""
+"""Names of weights with the prefix, without it, and older names. One weight under two names must have one value."""
 
 import re
 import tempfile
@@ -17,7 +17,7 @@ OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.
 
 
 def other_names(name: str, prefix: str) -> list[str]:
-    """The names that a weight may have, which transformers' file calls ``name``."""
+    """The other names that a weight may have; transformers' file calls it ``name``."""
     names = [name]
     if prefix not in ("nomic_bert", "gte"):
         names += [name.replace(new, old) for new, old in OLDER if new in name]

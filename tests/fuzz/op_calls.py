@@ -116,6 +116,19 @@ def bias_glu(rng: Random) -> Call:
     return Call(ops.bias_glu, arguments, by_reference(ops.bias_glu))
 
 
+def linear_gelu(rng: Random) -> Call:
+    shape = [rng.randint(0, 9) for _ in range(rng.randint(0, 2))]
+    width, inner, out, dtype = *(rng.choice(WIDTHS) for _ in range(3)), dtype_of(rng)
+    draw = lambda *sizes: laid_out(rng, (torch.randn(sizes) / sizes[-1] ** 0.5).to(dtype))
+    arguments = {
+        "x": laid_out(rng, torch.randn(*shape, width).to(dtype)),
+        "up_weight": draw(inner, width),
+        "up_bias": laid_out(rng, torch.randn(inner).to(dtype)),
+        "down_weight": draw(out, inner),
+    }
+    return Call(ops.linear_gelu, arguments, by_reference(ops.linear_gelu))
+
+
 def biases_of(rng: Random, heads: int, q: Tensor, k: Tensor) -> dict[str, Any]:
     chance = rng.random()
     if chance < 0.15:
@@ -426,6 +439,7 @@ CALLS: dict[str, Callable[[Random], Call]] = {
     "embedding_layer_norm": embedding_layer_norm,
     "head_statistics": head_statistics,
     "layer_norm": partial(norm, ops.layer_norm),
+    "linear_gelu": linear_gelu,
     "linear_kl_divergence": divergence,
     "linear_masked_cross_entropy": linear_masked_cross_entropy,
     "masked_cross_entropy": masked_cross_entropy,

@@ -1,4 +1,4 @@
-"""A patched model beside the same model without the patch: the same edits on both, then the same results."""
+"""The same edits on a patched model and on the same model without the patch give the same results."""
 
 import copy
 import warnings
@@ -16,16 +16,16 @@ from fastenc.nn.frozen_weights import FrozenWeights
 from tests.helpers.families import ENCODERS, FAMILIES, model, padded_batch
 from tests.helpers.patching import labels_for
 
-# Changes a model in place, or gives another one in its place.
+# Changes a model in place, or returns another one.
 Edit = Callable[[nn.Module, Random], nn.Module | None]
 HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-# Of the largest value, or of 1. What differs more may not be further from float64 than the model itself.
+# Relative to the largest value, or to 1. With a larger difference, ours may be no further from float64 than theirs.
 TOLERANCE = 1e-4
-# What transformers' own forward refuses, and the fused one computes.
+# Errors of transformers' own forward after edits that the fused one computes.
 STRICTER = ("Inference tensors", "dtype", "scalar type")
-# Recording outputs leaves a hook behind that cannot be pickled, and the fused forward has no need of it.
+# Recording outputs leaves a hook that cannot be pickled; the fused forward does not need it.
 MAY_SUCCEED = ("pickled",)
-# With one thread 240 rows suffice for packed weights, and 9 for no blocks.
+# With one thread, 240 rows are enough for packed weights, and 9 are too few for blocks.
 LENGTHS = ((30,) * 8, (5, 4), (1, 30, 7), (12, 12))
 MODES: dict[str, Callable[[], AbstractContextManager]] = {
     "no_grad": torch.no_grad,
@@ -42,13 +42,13 @@ def _models(family: str, task: str) -> tuple[nn.Module, nn.Module]:
 
 
 def pair(family: str, task: str, rng: Random) -> tuple[nn.Module, nn.Module]:
-    """The model, and the same one patched: a copy of a patched one, or newly patched."""
+    """The model, and the same model patched: a copy of a patched one, or newly patched."""
     theirs, ours = map(copy.deepcopy, _models(family, task))
     return theirs, ours if rng.random() < 0.97 else fastenc.patch(copy.deepcopy(theirs))
 
 
 def modules_of(model: nn.Module, kind: Any = nn.Module) -> list[nn.Module]:
-    """All but the root, in an order that is the same with and without the patch."""
+    """All modules except the root, in the same order with and without the patch."""
     return [m for m in model.modules() if isinstance(m, kind) and not _is_patch(m)][
         isinstance(model, kind) :
     ]
@@ -59,7 +59,7 @@ def _is_patch(module: nn.Module) -> bool:
 
 
 def check_edits(edits: dict[str, Edit], rng: Random) -> None:
-    """Up to four random edits, and a comparison after each of them."""
+    """Up to four random edits, with a comparison after each."""
     family = rng.choice(ENCODERS)
     task = rng.choice(("Model", "Model", *HEADS)) if family in FAMILIES else "Model"
     theirs, ours = pair(family, task, rng)
@@ -73,7 +73,7 @@ def check_edits(edits: dict[str, Edit], rng: Random) -> None:
         theirs, their_error = _edited(theirs, edits[name], seed)
         ours, our_error = _edited(ours, edits[name], seed)
         try:
-            if their_error is not None:  # the models are halfway
+            if their_error is not None:  # the edit may be half done
                 assert our_error is not None or name in MAY_SUCCEED, (
                     f"no error, not {their_error!r}"
                 )
@@ -86,7 +86,8 @@ def check_edits(edits: dict[str, Edit], rng: Random) -> None:
 
 
 def _edited(model: nn.Module, edit: Edit, seed: int) -> tuple[nn.Module, Exception | None]:
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed also formats a stack, for a GPU
+    # torch.manual_seed also formats a stack trace, for a GPU.
+    torch.default_generator.manual_seed(seed)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -110,14 +111,12 @@ def _compare(theirs: nn.Module, ours: nn.Module, family: str, task: str, rng: Ra
         assert allowed or isinstance(found, Exception), f"{mode}: no error, not {expected!r}"
         return
     if isinstance(found, Exception):
-        if "Inference tensors" in str(
-            found
-        ):  # a saved one, of which transformers' forward saves fewer
+        if "Inference tensors" in str(found):  # a saved tensor; transformers' forward saves fewer
             return
         raise AssertionError(f"{mode}: {found!r}") from found
     assert [t.shape for t in found] == [t.shape for t in expected], f"{mode}: other shapes"
     for number, (one, two) in enumerate(zip(found, expected, strict=True)):
-        # Some of transformers' classes round the loss to the logits' dtype; here it is always float32.
+        # Some of transformers' classes round the loss to the logits' dtype; ours is always float32.
         unrounded = not one.dim() and one.dtype == torch.float32
         assert one.dtype == two.dtype or unrounded, f"{mode}: other dtypes"
         allowed = _allowed(two)
@@ -135,7 +134,7 @@ def _compare(theirs: nn.Module, ours: nn.Module, family: str, task: str, rng: Ra
 
 def _in_float64(model: nn.Module) -> nn.Module:
     twin = copy.deepcopy(model).double()
-    for module in twin.modules():  # weights that are no parameters
+    for module in twin.modules():  # weights that are not parameters
         for name, value in vars(module).items():
             if torch.is_tensor(value) and value.is_floating_point():
                 setattr(module, name, value.double())
@@ -187,7 +186,7 @@ def _allowed(exact: Tensor) -> float:
 
 
 def _distance(one: Tensor, two: Tensor) -> float:
-    """The largest difference; infinite where only one of them is a number."""
+    """The largest difference; infinite if only one of them is a number."""
     one, two = one.double(), two.double()
     same = (one == two) | (one.isnan() & two.isnan())
     difference = torch.where(same, 0.0, (one - two).abs()).nan_to_num(nan=torch.inf)

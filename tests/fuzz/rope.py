@@ -1,4 +1,4 @@
-"""Rotary angles of random settings are transformers', or the settings are refused."""
+"""Rotary angles of random settings are the same as transformers', or the settings are refused."""
 
 import copy
 import logging
@@ -33,7 +33,7 @@ POSITIONS = 40
 
 
 def rope(rng: Random) -> dict[str, Any]:
-    """The rotary settings of one kind of layers."""
+    """The rotary settings of one layer type."""
     kind = rng.choice(("default", "linear", "dynamic", "yarn", "yarn", "yarn"))
     values: dict[str, Any] = {rng.choice(("rope_type", "rope_type", "type")): kind}
     if kind != "default":
@@ -48,7 +48,7 @@ def rope(rng: Random) -> dict[str, Any]:
 
 
 def settings(family: str, rng: Random) -> dict[str, Any]:
-    """The entries of a config.json for the rotary angles, of new files and of older ones."""
+    """The entries of a new or older config.json for the rotary angles."""
     values: dict[str, Any] = {}
     if rng.random() < 0.2:
         values["original_max_position_embeddings"] = rng.choice((8, 20))

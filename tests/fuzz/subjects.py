@@ -1,4 +1,4 @@
-"""What is fuzzed, by name."""
+"""The subjects of fuzzing, by name."""
 
 from functools import partial
 from random import Random

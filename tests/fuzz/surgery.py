@@ -1,4 +1,4 @@
-"""Surgery on a patched model: modules, constants, hooks, layers, dtypes, copies. It computes what is there then."""
+"""Surgery on a patched model (modules, constants, hooks, layers, dtypes, copies): it computes as the changed model."""
 
 import copy
 import io
@@ -36,7 +36,7 @@ class Shifted(nn.Embedding):
 
 
 class Around(nn.Module):
-    """A module in a module, its first result larger."""
+    """A module around a module, which makes its first result larger."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -66,7 +66,7 @@ def _larger(result: Any) -> Any:
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put ``new`` where ``old`` is first."""
+    """Replace the first occurrence of ``old`` by ``new``."""
     for parent in [model, *modules_of(model)]:
         for name, child in parent._modules.items():
             if child is old:
@@ -125,7 +125,7 @@ def other_embedding(model: nn.Module, rng: Random) -> None:
 
 
 def wrapped(model: nn.Module, rng: Random) -> None:
-    """Anything: an attention, a layer, a pooler, a head."""
+    """Wraps any module: an attention, a layer, a pooler, a head."""
     _swap(model, old := rng.choice(modules_of(model)), Around(old))
 
 
@@ -139,7 +139,7 @@ def removed(model: nn.Module, rng: Random) -> None:
 
 
 def added(model: nn.Module, rng: Random) -> None:
-    """What the forward does not read."""
+    """Adds modules that the forward does not read."""
     module = rng.choice(modules_of(model))
     what = rng.choice(("module", "buffer", "parameter", "attribute"))
     if what == "module":
@@ -153,7 +153,7 @@ def added(model: nn.Module, rng: Random) -> None:
 
 
 def constant(model: nn.Module, rng: Random) -> None:
-    """A number, a switch or a probability of a module."""
+    """Changes a number, a switch or a probability of a module."""
     places = [
         (m, name, value)
         for m in modules_of(model)
@@ -294,7 +294,7 @@ def layers(model: nn.Module, rng: Random) -> None:
 
 
 def shared_modules(model: nn.Module, rng: Random) -> None:
-    """One module in two places."""
+    """Puts one module in two places."""
     some = modules_of(model, nn.Linear)
     one = rng.choice(some)
     same = [m for m in some if m is not one and m.weight.shape == one.weight.shape]
@@ -318,7 +318,7 @@ def untied(model: nn.Module, rng: Random) -> None:
 
 
 def smaller(model: nn.Module, rng: Random) -> None:
-    """The inner dimension of a feed-forward network cut, or one matrix of another shape alone."""
+    """Cuts the inner dimension of a feed-forward network, or changes the shape of a single matrix."""
     linear = rng.choice(modules_of(model, nn.Linear))
     if rng.random() < 0.5:
         linear.weight = nn.Parameter(linear.weight.detach()[: linear.weight.shape[0] // 2].clone())
@@ -335,7 +335,7 @@ def smaller(model: nn.Module, rng: Random) -> None:
 
 
 def other_layout(model: nn.Module, rng: Random) -> None:
-    """A weight that is sparse, a view with its sign in a bit, or of a subclass."""
+    """Makes a weight sparse, a view with a negation bit, or an instance of a subclass."""
     linear = rng.choice(modules_of(model, nn.Linear))
     way = rng.choice(("csr", "coo", "negative", "parameter of a subclass"))
     weight = linear.weight.detach()
@@ -350,7 +350,7 @@ def other_layout(model: nn.Module, rng: Random) -> None:
 
 
 class Loud(Tensor):
-    """Whose products are twice those of a tensor."""
+    """A tensor whose products are doubled."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -381,14 +381,14 @@ def dtypes(model: nn.Module, rng: Random) -> None:
 
 
 def emptied(model: nn.Module, rng: Random) -> None:
-    """To other memory and back, as large models are loaded."""
+    """Moves the model to other memory and back, as large models are loaded."""
     state = {name: value.clone() for name, value in model.state_dict().items()}
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     if rng.random() < 0.5:
         model.to("meta")
     model.to_empty(device="cpu")
     model.load_state_dict(state, assign=rng.random() < 0.5)
-    for name, value in buffers.items():  # those that a state dict leaves out
+    for name, value in buffers.items():  # a state dict leaves these out
         owner, _, last = name.rpartition(".")
         model.get_submodule(owner)._buffers[last] = value
     model.tie_weights()
@@ -411,7 +411,7 @@ def patched_again(model: nn.Module, rng: Random) -> None:
     if any(FROZEN in m._modules for m in model.modules()):
         if rng.random() < 0.5:
             fastenc.unpatch(model)
-        with suppress(ValueError):  # of a configuration that has become another's
+        with suppress(ValueError):  # the configuration may have become that of another model
             fastenc.patch(model)
 
 
@@ -421,7 +421,7 @@ def gradients_wanted(model: nn.Module, rng: Random) -> None:
 
 
 def mode(model: nn.Module, rng: Random) -> None:
-    """Training with dropout that is nothing or everything, of the model or a part of it."""
+    """Training mode, with dropout of nothing or of everything, for the model or a part of it."""
     for module in modules_of(model):
         if isinstance(module, nn.Dropout):
             module.p = rng.choice((0.0, 0.0, 0.0, 1.0))
@@ -452,7 +452,7 @@ def vocabulary(model: nn.Module, rng: Random) -> None:
 
 
 def own_forward(model: nn.Module, rng: Random) -> None:
-    """A forward or a method of the instance alone, or of the whole model."""
+    """Gives one module, or the whole model, a forward of its own."""
     module = rng.choice([model, *modules_of(model)])
     inner = module.forward
     module.forward = types.MethodType(

@@ -1,4 +1,4 @@
-"""Over a thousand random trials; FASTENC_FUZZ_SEED=N takes others, `python -m tests.fuzz --hours 1` takes more."""
+"""Over a thousand random trials. FASTENC_FUZZ_SEED=N changes them; `python -m tests.fuzz --hours 1` runs more."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.helpers.extension import needs_cpp
     ],
 )
 def test_random_trials_keep_the_promises(subject, trials, seed):
-    """In a process of its own, which a segmentation fault ends."""
+    """In a process of its own, which a segmentation fault would end."""
     seed = os.environ.get("FASTENC_FUZZ_SEED", str(seed))
     options = ["--trials", str(trials), "--seed", seed]
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", subject, *options]

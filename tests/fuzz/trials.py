@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-Subject = Callable[
-    [random.Random], None
-]  # one trial; raises AssertionError where a promise is broken
+Subject = Callable[[random.Random], None]  # one trial; raises AssertionError if a promise is broken
 
 
 class BrokenPromise(AssertionError):
@@ -30,9 +28,9 @@ def run_trial(name: str, subject: Subject, seed: int, number: int) -> None:
 def run_trials(
     subjects: dict[str, Subject], seed: int, *, trials: int = 0, seconds: float = 0.0
 ) -> tuple[dict[str, int], list[str]]:
-    """So many trials of each subject, or trials of all in turn for so long.
+    """Run this number of trials of each subject, or trials of all subjects in turn for this time.
 
-    Returns: how many trials each had, and the messages of those that broke a promise.
+    Returns: the number of trials of each, and the messages of the trials that broke a promise.
     """
     done = dict.fromkeys(subjects, 0)
     broken: list[str] = []

@@ -1,4 +1,4 @@
-"""A valid call gives what its definition gives in float64, forward and gradients, and changes no input."""
+"""A valid call gives the results and gradients of its definition in float64, and changes no input."""
 
 from random import Random
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.fuzz.op_calls import Call
 
-# Of the largest value, or of 1: what tells a wrong formula from rounding. Budgets are tested elsewhere.
+# Relative to the largest value, or to 1: tells a wrong formula from rounding. Other tests check the budgets.
 TOLERANCE = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 
 
@@ -17,7 +17,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def leaves_of(call: Call, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The arguments, floating-point tensors as leaves that take gradients, in their layouts."""
+    """The arguments; floating-point tensors become leaves that require gradients, in their layouts."""
     made = {}
     for name, value in call.arguments.items():
         if torch.is_tensor(value) and value.is_floating_point():
@@ -67,7 +67,7 @@ def check(call: Call, rng: Random) -> None:
     results, grads = [], []
     for function, dtype in ((call.op, None), (call.truth, torch.float64)):
         arguments = leaves_of(call, dtype)
-        torch.manual_seed(seed)  # of dropout's masks
+        torch.manual_seed(seed)  # for dropout's masks
         result = tensors_of(call.compare(function(**arguments)))
         if not results:
             ways = [torch.randn(y.shape) for y in result]

@@ -1,4 +1,4 @@
-"""Edits of a patched model's weights, by every way that there is: the next call computes with what is there then."""
+"""Edits of a patched model's weights in every possible way: the next call computes with the new weights."""
 
 import io
 import threading
@@ -16,7 +16,7 @@ from tests.fuzz.patched_models import Edit, check_edits, modules_of
 
 
 def _owners(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Modules with the names of their parameters."""
+    """Modules, and the names of their parameters."""
     return [
         (m, name) for m in modules_of(model) for name, p in m._parameters.items() if p is not None
     ]
@@ -32,7 +32,7 @@ def parameter_of(model: nn.Module, rng: Random) -> Any:
 
 
 def region(x: Tensor, rng: Random) -> Tensor:
-    """A view of an element, rows, columns, every other one, or all."""
+    """A view: one element, rows, columns, every second element, or all."""
     index: list[Any] = []
     for size in x.shape:
         start = rng.randrange(size) if size else 0
@@ -90,13 +90,13 @@ def in_shared_memory(model: nn.Module, rng: Random) -> None:
 
 
 def through_state_dict(model: nn.Module, rng: Random) -> None:
-    """The tensors of a state dict are the parameters' own memory."""
+    """The tensors of a state dict share the parameters' memory."""
     state = model.state_dict()
     change(region(state[rng.choice(list(state))], rng), rng)
 
 
 def other_storage(model: nn.Module, rng: Random) -> None:
-    """The same values elsewhere: untied, at an offset, in another layout."""
+    """The same values in other memory: untied, at an offset, in another layout."""
     parameter = parameter_of(model, rng)
     layout = rng.choice(("clone", "offset", "columns", "stride"))
     x = parameter.data.clone()
@@ -110,7 +110,7 @@ def other_storage(model: nn.Module, rng: Random) -> None:
 
 
 def expanded(model: nn.Module, rng: Random) -> None:
-    """One value for all, in the memory of one."""
+    """One value for all elements, with the memory of one."""
     parameter = parameter_of(model, rng)
     parameter.data = torch.full((), 0.125).expand(parameter.shape)
 
@@ -147,7 +147,7 @@ def no_bias(model: nn.Module, rng: Random) -> None:
 
 
 def optimizer_step(model: nn.Module, rng: Random) -> None:
-    # A fused optimiser writes beyond the memory of an expanded tensor.
+    # A fused optimiser would write outside the memory of an expanded tensor.
     whole = lambda p: p.untyped_storage().nbytes() >= p.numel() * p.element_size()
     parameters = [p for p in model.parameters() if whole(p) and not p.is_inference()]
     parameters = rng.sample(parameters, rng.randint(1, len(parameters)))
@@ -198,7 +198,7 @@ def initialised(model: nn.Module, rng: Random) -> None:
 
 
 def frozen_and_thawed(model: nn.Module, rng: Random) -> None:
-    """A frozen model sees every change from unfreeze on, and from what announces one."""
+    """A frozen model sees every change after unfreeze, and after a call that announces a change."""
     is_patched = any(FROZEN in m._modules for m in model.modules())
     thaw = rng.choice((fastenc.unfreeze, lambda m: m.train().eval(), lambda m: m.float()))
     if is_patched:
@@ -212,7 +212,7 @@ def frozen_and_thawed(model: nn.Module, rng: Random) -> None:
 
 
 def frozen_and_stepped(model: nn.Module, rng: Random) -> None:
-    """A frozen model sees the step after a call with gradients, whichever forward the call took."""
+    """A frozen model sees a step after a call with gradients, whichever forward the call took."""
     ids, mask = torch.randint(5, 97, (4, 12)), torch.ones(4, 12, dtype=torch.long)
     mask[0, :5] = 0  # a row that starts with padding
     by_function = rng.random() < 0.3

@@ -1,4 +1,4 @@
-"""Buckets and the runner over them; a recorder that repeats the padded forward stands in for CUDA graphs here."""
+"""Buckets, and the runner over them. A recorder that repeats the padded forward replaces CUDA graphs."""
 
 import copy
 from dataclasses import replace
@@ -11,13 +11,15 @@ from fastenc.graphs import InferenceRunner
 from fastenc.graphs.token_buckets import Bucket, bucket_of, pad_to
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.packing import check_cu_seqlens, pack_sequences
+from tests.helpers import families
+from tests.helpers.checkpoints import packed
 
 LONGEST = 40
 CONFIG = EncoderConfig(97, 32, 2, 2, 48, LONGEST)
 
 
 class Repeat:
-    """Runs the function again on every replay, and writes its result where the first one is."""
+    """Runs the function again at every replay and writes its result into that of the first run."""
 
     def __init__(self):
         self.recorded = 0
@@ -94,6 +96,23 @@ def test_results_are_the_models(model_class):
             for a, b in zip(flat(getattr(result, name)), flat(value), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
                 assert not a.requires_grad
+
+
+def test_the_encoder_of_a_patched_model_is_recorded():
+    patched = fastenc.patch(families.model("bert").eval())
+    runner, inputs = a_runner(fastenc.encoder_of(patched)), families.padded_batch("bert")
+    with torch.no_grad():
+        expected = patched(**inputs)
+    for _ in range(2):
+        found = runner(packed(inputs))
+        torch.testing.assert_close(
+            found.last_hidden_state, expected.last_hidden_state[inputs["attention_mask"].bool()]
+        )
+        torch.testing.assert_close(found.pooled, expected.pooler_output)
+        with torch.no_grad():
+            patched.encoder.layer[0].output.dense.bias.add_(1.0)
+            expected = patched(**inputs)
+    assert len(runner) == 1
 
 
 def test_token_types_are_part_of_a_batch():

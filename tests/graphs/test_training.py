@@ -1,4 +1,4 @@
-"""Recorded steps; a recorder that repeats the step stands in for CUDA graphs here."""
+"""Recorded training steps. A recorder that repeats the step replaces CUDA graphs."""
 
 import copy
 
@@ -18,7 +18,7 @@ CONFIG = EncoderConfig(97, 32, 2, 2, 48, LONGEST, classifier_dropout_p=0.0)
 
 
 def an_optimizer(model, **options):
-    # A large eps: Adam scales rounding noise up to whole steps where a gradient is 0, as that of a key's bias.
+    # A large eps: where a gradient is 0, such as that of a key's bias, Adam scales rounding noise up to whole steps.
     options = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3, "fused": True, **options}
     return torch.optim.AdamW(model.parameters(), **options)
 
@@ -58,7 +58,7 @@ LENGTHS = ((5, 3), (4, 4), (9,), (40, 40, 40), (1, 2, 1, 3, 1), (7, 2), (16, 16)
 
 
 def plain_step(model, optimizer, *micro_batches, max_grad_norm=1.0):
-    """The same in the words of any training loop."""
+    """The same step as in any training loop."""
     total = 0.0
     for arguments in micro_batches:
         loss = model(**arguments).loss / len(micro_batches)
@@ -96,7 +96,7 @@ def test_a_batch_of_a_buckets_size_has_no_padding_and_others_little(seed):
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_steps_are_those_of_a_plain_loop(subject):
-    """Dropout included: a mask does not depend on the padding after a token."""
+    """With dropout: a mask does not depend on the padding after a token."""
     make, arguments_of = SUBJECTS[subject]
     model = make().train()
     peer = copy.deepcopy(model)
@@ -151,7 +151,7 @@ def test_weights_of_micro_batches_make_the_mean_over_items():
 
 
 def test_recording_changes_nothing():
-    """Neither weights, nor moments, nor the random numbers, nor a gradient that other micro-batches have left."""
+    """It changes no weights, moments or random numbers, and no gradient of earlier micro-batches."""
     model = MaskedLM(CONFIG).train()
     before, state = copy.deepcopy(model), torch.get_rng_state()
     optimizer = an_optimizer(model)
@@ -194,7 +194,7 @@ def test_batches_of_one_bucket_share_a_recording():
     runner(for_masked_lm(4, 4, seed=9))
     assert first.loss == kept
     runner(for_masked_lm(5, 3), for_masked_lm(4, 4))
-    assert len(runner) == 3  # a first and a last one of several
+    assert len(runner) == 3  # with several, the first and the last have recordings of their own
 
 
 def test_the_recording_not_used_for_longest_makes_room():

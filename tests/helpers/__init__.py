@@ -1,4 +1,4 @@
-"""What several test files share; a file that serves one op has the op's stem."""
+"""What several test files share; a file for one op has the op's stem."""
 
 from pathlib import Path
 

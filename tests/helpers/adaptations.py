@@ -1,10 +1,10 @@
-"""Weights of an adaptation that no test may find at zero."""
+"""Weights of an adaptation that are not zero, so that an adaptation left out is noticed."""
 
 import torch
 
 
 def disturb(adapted) -> None:
-    """Values away from those that training starts with."""
+    """Set values other than those with which training starts."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in adapted.parameters():

@@ -55,7 +55,7 @@ def plain_cross(
             mask = mask + relative.to(q.dtype)[:, distance.clamp(-span, span) + span]
         left, right = (n if n >= 0 else keys + queries for n in window)
         mask = mask.masked_fill((distance < -left) | (distance > right), float("-inf"))
-        # The backends differ in what a query gets that sees no key: here 0.
+        # The backends differ in the result of a query that sees no key: here 0.
         with sdpa_kernel(SDPBackend.MATH):
             out = F.scaled_dot_product_attention(
                 *(x.transpose(0, 1)[None] for x in (q_part, k_part, v_part)), attn_mask=mask
@@ -70,7 +70,7 @@ def truth(qkv, cu_seqlens, longest, **options):
 
 
 class Case(NamedTuple):
-    """Lengths, and which features; relative: the table's span."""
+    """Lengths, and the features that are used; relative: the span of the table of relative biases."""
 
     lengths_q: tuple[int, ...]
     lengths_k: tuple[int, ...] | None = None  # None: packed qkv
@@ -99,7 +99,7 @@ CASES = {
 
 
 class Inputs(NamedTuple):
-    """What a case calls with; tensors that a gradient is wanted of are leaves."""
+    """The arguments of a case; tensors whose gradient is checked are leaves."""
 
     qkv: tuple[Tensor, ...]  # (qkv,) or (q, k, v)
     relative: Tensor | None
@@ -120,7 +120,7 @@ class Inputs(NamedTuple):
         }
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """In another dtype, with leaves of its own."""
+        """The same in another dtype, with leaves of its own."""
         leaf = lambda x: x.detach().to(dtype).requires_grad_()
         return self._replace(
             qkv=tuple(map(leaf, self.qkv)),
@@ -152,8 +152,8 @@ def inputs_of(case: Case, heads: int, dim: int, dtype=torch.float32, device="cpu
 
 
 def with_extreme_scores(inputs: Inputs, magnitude: float) -> Inputs:
-    """The same with scores of about ``magnitude`` that are exact in float32, at a head_dim of 16, and often equal; the
-    bias of a hidden key is the dtype's lowest number instead of -inf."""
+    """The same with scores of about ``magnitude``, often equal and exact in float32 at a head_dim of 16. The bias of a
+    hidden key is the dtype's lowest number instead of -inf."""
     packed_qkv = len(inputs.qkv) == 1
     q, k, v = (x.detach() for x in (inputs.qkv[0].unbind(1) if packed_qkv else inputs.qkv))
     step = max(1.0, 4 * abs(magnitude) * torch.finfo(torch.float32).eps)
@@ -175,7 +175,7 @@ def with_extreme_scores(inputs: Inputs, magnitude: float) -> Inputs:
 
 
 def run(case: Case, inputs: Inputs, **options):
-    """The public function on a case."""
+    """Run the public function on a case."""
     function = attention if case.lengths_k is None else cross_attention
     return function(
         *inputs.qkv, *inputs.cu_seqlens, *inputs.max_seqlens, **inputs.options(case), **options
@@ -183,7 +183,7 @@ def run(case: Case, inputs: Inputs, **options):
 
 
 def rounding_of(lse: Tensor) -> float:
-    """The relative error of what a backward forms from the stored log-sum-exp: its rounding is a factor of all
+    """The relative error of a backward that uses the stored log-sum-exp: its rounding is a factor of all
     probabilities."""
     finite = lse.detach()[lse.isfinite()]
     return float(finite.abs().amax()) * torch.finfo(lse.dtype).eps / 2 if len(finite) else 0.0

@@ -1,4 +1,4 @@
-"""Saved transformers models, their packed batches and the tolerance that holds them together."""
+"""Saved transformers models, their packed batches, and the tolerance of the comparison with them."""
 
 import torch
 

@@ -9,7 +9,7 @@ from fastenc.cli import main
 
 
 def run(*arguments):
-    """What a command prints."""
+    """Run a command; returns what it prints."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(out):
         try:
             main([str(argument) for argument in arguments])
@@ -19,7 +19,7 @@ def run(*arguments):
 
 
 def failure(capsys, *arguments):
-    """The one line of an error on stderr, behind what was said before it."""
+    """Run a command that fails; returns its stderr, whose last line alone is the error."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])

@@ -24,7 +24,7 @@ def plain_loss(logits, labels, label_smoothing, z_loss, reduction):
 
 
 def check_loss_and_gradient(logits, labels, impl, **options):
-    """Both within the budget; the logits are left as they were."""
+    """Both within the budget; the logits are unchanged."""
     logits = logits.detach().requires_grad_()
     before = logits.detach().clone()
     loss = masked_cross_entropy(logits, labels, impl=impl, **options)
@@ -32,7 +32,7 @@ def check_loss_and_gradient(logits, labels, impl, **options):
     wide = logits.detach().double().requires_grad_()
     truth = reference.masked_cross_entropy(wide, labels, **options)
     torch.testing.assert_close(truth, plain_loss(wide, labels, **options), rtol=1e-12, atol=1e-12)
-    # The loss is float32 whatever the logits: it is held to float32's budget.
+    # The loss is float32 for any dtype of the logits, so it has float32's budget.
     assert loss.dtype == torch.float32
     plain32 = plain_loss(logits.float(), labels, **options)
     assert_within_budget(loss, plain32, truth, "loss")
@@ -45,7 +45,7 @@ def check_loss_and_gradient(logits, labels, impl, **options):
 
 
 def check_ignored_rows_are_never_read(labels):
-    """A NaN there reaches neither the loss nor a gradient."""
+    """A NaN in an ignored row reaches neither the loss nor a gradient."""
     logits, ignored = torch.randn(len(labels), 100), labels == -100
     expected = F.cross_entropy(logits, labels)
     logits[ignored] = float("nan")

@@ -1,4 +1,4 @@
-"""Compiles an op's CUDA source for GPUs that are not here and reads what each kernel uses from ptxas's own report."""
+"""Compiles an op's CUDA source for GPUs that are not present and reads each kernel's resources from ptxas's report."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 
 
 class Usage(NamedTuple):
-    """Of one thread: registers, bytes of stack and of spills; of one block: bytes of shared memory."""
+    """For a thread: registers, bytes of stack and bytes of spills; for a block: bytes of shared memory."""
 
     registers: int
     stack: int

@@ -1,6 +1,6 @@
 """Compiles the CUDA source of an op as plain C++ over tests/cuda/emulated_cuda/ and registers its ops.
 
-They are torch.ops.fastenc_emulated.NAME.
+The ops are torch.ops.fastenc_emulated.NAME.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ def build(folder: Path) -> ctypes.CDLL:
         schemas.define(schema.removeprefix("fastenc::"))
     torch.ops.load_library(str(target))
     library = ctypes.CDLL(str(target))
-    library.schemas = schemas  # they end with it
+    library.schemas = schemas  # keep them alive: the ops end with their schemas
     return library
 
 
 @contextlib.contextmanager
 def in_place_of_cpp():
-    """While this lasts, the emulated kernels are what the public ops call for CPU tensors."""
+    """A context in which the public ops call the emulated kernels for CPU tensors."""
     library = torch.library.Library("fastenc", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that something is overridden
+        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
         for name in OPS:
             kernel = getattr(torch.ops.fastenc_emulated, name)
             library.impl(name, kernel, "CPU", allow_override=True)

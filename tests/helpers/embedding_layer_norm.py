@@ -1,4 +1,4 @@
-"""Inputs, torch's own path and the checks of both devices."""
+"""Inputs, torch's own computation, and the checks that CPU and GPU tests share."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ NAMES = ("word", "position", "token_type", "weight", "bias")
 
 
 def inputs(tokens, vocabulary, width, dtype, device="cpu"):
-    """Ids and tables; half of the tokens have id 0, as special tokens do."""
+    """Ids and tables; half of the tokens have id 0, like special tokens in real texts."""
     make = lambda *shape: torch.randn(*shape, device=device).to(dtype).requires_grad_()
     draw = lambda high: torch.randint(high, (tokens,), device=device)
     ids = {
@@ -70,7 +70,7 @@ def check_tied_budget(dtype, impl, device="cpu"):
 
 
 def check_constant_rows(impl, device):
-    """Tokens whose elements are equal have no deviation, whatever the rounding of their sum."""
+    """Tokens whose elements are equal have deviation 0, whatever the rounding of their sum."""
     word = torch.tensor([0.1, 1.0, -37.3, 12345.678])[:, None].repeat(1, 768).to(device)
     ids = torch.arange(4, device=device)
     bias = torch.randn(768, device=device)

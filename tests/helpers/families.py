@@ -16,7 +16,7 @@ SIZES = dict(
 )
 
 
-# What PEFT calls the layers to which LoRA is added.
+# PEFT's names of the layers to which LoRA is added.
 BERT_LINEARS = dict(
     query="query",
     value="value",
@@ -39,18 +39,18 @@ MODERNBERT_LINEARS = dict(qkv="attn.Wqkv", attention_out="attn.Wo", up="mlp.Wi",
 @dataclass(frozen=True)
 class Family:
     """Fields:
-    classes: what the names of its classes in transformers begin with.
-    sizes: of its configuration.
-    config_class: where it is another family's.
-    bare_class: of the encoder alone.
+    classes: how the names of its classes in transformers begin.
+    sizes: values of its configuration.
+    config_class: if it is another family's.
+    bare_class: the class of the encoder alone.
     linears: names of the layers to which LoRA is added.
-    token_types: whether a batch of it has them.
-    no_heads: why it has no heads, "" where it has all of them.
-    no_prefix: why a prefix cannot be added, by PEFT or here, "" where it can.
-    sees_distances: whether tokens see how far apart they are, so that padding between two of them counts.
-    no_positions: why a call cannot choose the positions, "" where it can.
-    no_head_in_peft: why PEFT does not save its heads whole unless told to, "" where it does.
-    no_answers: why it has no head for question answering, "" where it has one.
+    token_types: whether its batches have token types.
+    no_heads: why it has no heads; "" if it has all of them.
+    no_prefix: why no prefix can be added, by PEFT or here; "" if one can.
+    sees_distances: whether attention depends on the distance of tokens, so that padding between two tokens counts.
+    no_positions: why a call cannot choose the positions; "" if it can.
+    no_head_in_peft: why PEFT saves its heads whole only if told to; "" if it does so by itself.
+    no_answers: why it has no head for question answering; "" if it has one.
     """
 
     classes: str
@@ -175,12 +175,12 @@ BY_NAME = {
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
 }
-# RoBERTa's classes under other names: the tests of patch, which compare classes, suffice.
+# RoBERTa's classes under other names: the tests of patch, which compare classes, are enough.
 OTHER_NAMES = ("camembert", "data2vec-text")
 ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
-# Those with every head.
+# Families with every head.
 FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
-# Those with a head for question answering.
+# Families with a head for question answering.
 ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 CLASSES = {name: family.classes for name, family in BY_NAME.items()}
 
@@ -196,11 +196,11 @@ def config(family: str, **changes):
 
 
 def model(family: str, task: str = "Model", **changes):
-    """A random model; weights wide enough that a mistake shows, every bias away from 0."""
+    """A random model. Its weights are large enough for a mistake to show, and no bias is near 0."""
     torch.manual_seed(0)
     entry, settings = BY_NAME[family], config(family, **changes)
     name = entry.classes + (entry.bare_class if task == "Model" else task)
-    # Beside the configuration: transformers does not export BART's encoder.
+    # By its module: transformers does not export BART's encoder.
     module = type(settings).__module__.replace("configuration_", "modeling_")
     result = getattr(importlib.import_module(module), name)(settings)
     with torch.no_grad():
@@ -210,7 +210,7 @@ def model(family: str, task: str = "Model", **changes):
 
 
 def padded_batch(family: str, lengths=(5, 17, 1, 30), seed: int = 0) -> dict[str, torch.Tensor]:
-    """A right-padded batch of random tokens; token types where the family has them."""
+    """A right-padded batch of random tokens, with token types if the family has them."""
     generator = torch.Generator().manual_seed(seed)
     rows, length = len(lengths), max(lengths)
     mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()

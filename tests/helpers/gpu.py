@@ -1,4 +1,4 @@
-"""Modes of torch that tests on a GPU run under."""
+"""Modes of torch for tests on a GPU."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ import torch
 
 @contextmanager
 def no_waiting():
-    """Inside, torch raises where the host would wait for the device."""
+    """A context in which torch raises if the host would wait for the device."""
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -18,7 +18,7 @@ def no_waiting():
 
 @contextmanager
 def deterministic():
-    """Inside, gradients repeat bit for bit, and what torch cannot repeat raises."""
+    """A context in which gradients repeat bit for bit, and torch raises for ops that cannot."""
     torch.use_deterministic_algorithms(True)
     try:
         yield

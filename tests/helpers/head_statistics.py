@@ -1,4 +1,4 @@
-"""Statistics of heads from probabilities written out with numpy, a row at a time."""
+"""Head statistics from probabilities computed with numpy, one row at a time."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from fastenc.ops import head_statistics
 from fastenc.reference.head_statistics import head_statistics as reference
 from fastenc.testing import assert_within_budget
 
-# Windows narrower and wider than a tile, one-sided ones, and tables that end before and after the longest distance.
+# Windows narrower and wider than a tile, one-sided windows, and tables shorter and longer than the longest distance.
 SEEN = [((2, 3), None), ((0, 0), None), ((-1, 40), 5), ((70, -1), None), ((-1, -1), 200)]
 NAMES = ("entropy", "distance", "first", "last", "itself", "previous", "next", "target")
 LENGTHS = [[1], [2, 1, 3], [5, 17, 1, 64], [0, 130, 0, 33]]
@@ -18,7 +18,7 @@ def offsets(lengths, device="cpu"):
 
 
 def inputs(lengths, heads, head_dim, dtype, device="cpu"):
-    """(q, k, targets): views of one packed qkv, scores of a few units so that heads look at something."""
+    """(q, k, targets): views of one packed qkv. Scores of a few units make probabilities that differ."""
     total = sum(lengths)
     qkv = 1.5 * torch.randn(total, 3, heads, head_dim)
     targets = torch.cat(
@@ -78,7 +78,7 @@ def check_against_plain(
     window_size=(-1, -1),
     radius=None,
 ):
-    """radius: of a table of relative biases; None: no table."""
+    """radius: of the table of relative biases; None: no table."""
     q, k, targets = inputs(lengths, heads, head_dim, dtype, device)
     cu_seqlens = offsets(lengths, device)
     table = None if radius is None else torch.randn(heads, 2 * radius + 1, device=device)

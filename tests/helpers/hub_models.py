@@ -1,4 +1,4 @@
-"""Stand-ins for the hub's models that the documents name: the same classes, small, with random weights, offline."""
+"""Small models in place of the hub's models that the documents name: the same classes, random weights, offline."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ RELATIONS = ["contradiction", "neutral", "entailment"]
 
 
 def local_folders(folder: Path, code: str) -> dict[str, Path]:
-    """{name on the hub: a folder}, of the names in the code; the folders that do not exist are made."""
+    """{name on the hub: folder} for the names in the code; missing folders are made."""
     found = {}
     for name, make in MODELS.items():
         if f'"{name}"' in code:
@@ -42,7 +42,7 @@ def _model(name: str, labels: list[str] | None = None, **changes) -> Callable[[P
 
 
 def _gliner(folder: Path) -> None:
-    """GLiNER's bi-encoder: one encoder for texts, one for the names of the types."""
+    """GLiNER's bi-encoder: one encoder for texts, one for the names of entity types."""
     from gliner import GLiNER
 
     torch.manual_seed(0)

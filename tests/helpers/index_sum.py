@@ -1,4 +1,4 @@
-"""The check of both devices."""
+"""The check that CPU and GPU tests share."""
 
 import torch
 
@@ -7,7 +7,7 @@ from fastenc.testing import assert_within_budget
 
 
 def check_budget(dtype, count, width, size, device="cpu"):
-    """Against torch's own index_add, with an offset and a row of padding."""
+    """Compare with torch's index_add, with an offset and a padding row."""
     rows = torch.randn(count, width, device=device).to(dtype)
     index = torch.randint(-2, size - 2, (count,), device=device)
     for padding_idx in (-1, size // 2):

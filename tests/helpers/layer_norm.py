@@ -34,7 +34,7 @@ def gradients(y, values, dy):
 
 
 def check_residual_sum(op, impl, device, dtype, rows, width):
-    """The norm and h = residual + x + x_bias, both of them with a gradient, against plain PyTorch and float64."""
+    """The norm and h = residual + x + x_bias, both with a gradient, against plain PyTorch and float64."""
     names = NAMES if op is layer_norm else NAMES[:4]
     drawn = inputs(rows, width, dtype)
     values = {name: drawn[name].detach().to(device).requires_grad_() for name in names}
@@ -59,9 +59,9 @@ def check_residual_sum(op, impl, device, dtype, rows, width):
 
 
 def check_offset_rows(impl, device, width):
-    """Rows of one value, and rows with a mean far above their deviations, against plain PyTorch and float64.
+    """Rows of equal values, and rows with a mean far above their deviations, against plain PyTorch and float64.
 
-    A mean that is off by its sum's rounding error gives the first up to 0.43 at this eps, where 0 is right.
+    Rows of equal values must give 0. With the rounding error of the sum in the mean, they give up to 0.43 at this eps.
     """
     eps = 1e-12
     constant = torch.tensor([1.0, 0.1, -37.3, 1e-4, 12345.678, 3e8]).to(device)

@@ -1,4 +1,4 @@
-"""Layers of every kind, and the same layers in torch's own functions, a sequence at a time."""
+"""Layers of every kind, and the same layers from torch's own functions, one sequence at a time."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ ATTENTION = AttentionSpec(HEADS, HEAD_DIM, HEAD_DIM**-0.5)
 
 @dataclass(frozen=True)
 class Kind:
-    """A description of a layer and what stands beside it.
+    """The description of a layer, and the options that the description does not hold.
 
     own_projections: whether relative positions have weights of their own.
     """
@@ -92,7 +92,7 @@ KINDS = {
 
 
 class Layer:
-    """Random weights of one kind of layer over sequences of these lengths. ``values``: the tensors by name, x first."""
+    """A layer of one kind with random weights, and sequences of these lengths. ``values``: {name: tensor}, x first."""
 
     def __init__(self, what: Kind, lengths=EDGE_LENGTHS, dtype=torch.float32, grad=True):
         torch.manual_seed(3)
@@ -160,7 +160,7 @@ class Layer:
         return AttentionInputs(self.offsets, self.longest, table, bias, positions)
 
     def call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
-        """A call of the layer."""
+        """The LayerCall of this layer."""
         v = values or self.values
         state = start(v["x"], None, self.spec.out_norm)
         return LayerCall(state, self.inputs(v), self.weights(v), self.spec, dropout, **rest)
@@ -170,11 +170,11 @@ class Layer:
         return self.results(run_layer(self.call(dropout, **rest)))
 
     def results(self, state: LayerState) -> tuple[Tensor, ...]:
-        """What a next layer reads, each tensor once."""
+        """The tensors that the next layer reads, each once."""
         return tuple(state) if self.spec.pre_norm else (state.x,)
 
     def plain(self, values=None) -> tuple[Tensor, ...]:
-        """The same in torch's own functions."""
+        """The same results from torch's own functions."""
         v = values or self.values
         spec = self.spec
         linear = lambda x, name: F.linear(x, v[name], v.get(f"{name}_bias"))
@@ -232,7 +232,7 @@ def widened(values):
 
 
 def gradients(results, values):
-    """Of a weighted sum of the results, for every value that requires one."""
+    """Gradients of a weighted sum of the results, for every value that requires one."""
     torch.manual_seed(8)
     wanted = {name: v for name, v in values.items() if v.requires_grad}
     dys = [torch.randn(y.shape).to(y.dtype) for y in results]
@@ -241,7 +241,7 @@ def gradients(results, values):
 
 
 def exact_gradients(results, values, dtype):
-    """:func:`gradients` with the weights of the sum that results of another dtype got."""
+    """:func:`gradients` with the same weights of the sum as results of another dtype get."""
     torch.manual_seed(8)
     dys = [torch.randn(y.shape).to(dtype).double() for y in results]
     found = torch.autograd.grad(results, tuple(values.values()), dys)

@@ -1,4 +1,4 @@
-"""Lookup tables of the corruption, and the shares that it must have."""
+"""Lookup tables of the corruption, and the expected shares of tokens."""
 
 import math
 
@@ -16,7 +16,7 @@ def tables(vocabulary=50, special=(0, 3)):
 
 
 def within(share, expected, count):
-    """Four standard deviations of a binomial share; the seeds are fixed, so a result never changes."""
+    """Within four standard deviations of a binomial share. The seeds are fixed, so the outcome never changes."""
     return abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / count)
 
 

@@ -1,7 +1,7 @@
-"""Measures each objective's step: its peak of memory with small and large vocabularies, and few and many tokens.
+"""Measures the peak memory of each objective's step, with small and large vocabularies and few and many tokens.
 
-Run by test_objectives.py, in a process that hands all freed memory back, so that the system's own count of what the
-process holds shows every buffer, whoever allocated it.
+test_objectives.py runs this in a process that returns all freed memory to the system. So the system's count of the
+process's memory shows every buffer, whoever allocated it.
 """
 
 import json
@@ -14,7 +14,7 @@ from fastenc.packing import pack_sequences
 from tests.helpers.training_run import documents, small_model, word_tokenizer
 
 VOCABULARIES, SEQUENCES, LENGTH = (2_000, 12_000), (8, 72), 32
-EVERY_LOGIT = "every token's logits"  # what no objective may form
+EVERY_LOGIT = "every token's logits"  # which no objective may compute
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def peak(name: str, vocabulary: int, sequences: int) -> int:
-    """Bytes that a step needs at most above what there was, with so many sequences beside the labelled ones."""
+    """Bytes that a step allocates at its peak, with this number of sequences beside the labelled ones."""
     objective = "mlm" if name == EVERY_LOGIT else name
     tokenizer, chosen = word_tokenizer(), OBJECTIVES[objective]
     tokenizer.add_tokens([f"w{n}" for n in range(vocabulary - tokenizer.get_vocab_size())])
@@ -45,17 +45,17 @@ def peak(name: str, vocabulary: int, sequences: int) -> int:
         else:
             model(**arguments).loss.backward()
 
-    step()  # allocates what stays
+    step()  # allocates what later steps reuse
     model.zero_grad()
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak starts anew
+        file.write("5")  # resets the peak
     before = held("VmRSS")
     step()
     return held("VmHWM") - before
 
 
 def with_unlabelled(arguments: dict, count: int) -> dict:
-    """The collated arguments, with sequences behind the others of which nothing is to be predicted."""
+    """The collated arguments, followed by sequences without labels."""
     batch = arguments["batch"]
     lengths = batch.cu_seqlens.diff().tolist()
     sequences = [each.tolist() for each in batch.input_ids.split(lengths)]

@@ -1,4 +1,4 @@
-"""Padded batches and the checks of both devices."""
+"""Padded batches, and the checks that CPU and GPU tests share."""
 
 import torch
 
@@ -12,7 +12,7 @@ def batch_of(lengths, length, device="cpu"):
 
 
 def check_both_ways(lengths, length, shape, dtype, impl, device="cpu"):
-    """Values and gradients beside boolean indexing."""
+    """Compare values and gradients with boolean indexing."""
     batch, mask = batch_of(lengths, length, device)
     real = mask.to(device)
     padded = torch.randn(len(lengths), length, *shape, device=device).to(dtype).requires_grad_()

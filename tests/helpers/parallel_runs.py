@@ -2,7 +2,7 @@
 
     torchrun -m tests.helpers.parallel_runs '[[FOLDER, {...}], ...]'
 
-Each run is started by ``start`` with the options given; the examples that a process goes through are written down.
+``start`` executes each run with its options. The examples that a process computes are written down.
 """
 
 import json
@@ -19,10 +19,10 @@ from tests.helpers.training_run import build_objective, build_task
 
 
 def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False, **options):
-    """Train; returns the metrics, None for a run that ended before step ``die_at``.
+    """Train; returns the metrics, or None for a run that ended before step ``die_at``.
 
-    poison_at: from this step on AdamW is told that a gradient was not finite.
-    full_disk: the second process cannot write; returns the error.
+    poison_at: from this step on, AdamW is told that a gradient was not finite.
+    full_disk: the second process cannot write; the error is returned.
     """
     if full_disk:
         return with_full_disk(partial(start, folder, **options))
@@ -40,7 +40,7 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
             raise KeyboardInterrupt
         if trainer.step == poison_at:
             trainer.found_inf.fill_(1)
-        # Batches are made ahead of the steps; of a run that ends, some for nothing.
+        # Batches are made before their steps, so a run that ends early has made some that no step computes.
         consumed.extend(row for row in made if row[0] // trainer.micro_batches == trainer.step)
         step(window)
 
@@ -80,5 +80,5 @@ if __name__ == "__main__":
     own = {"index": state.process_index, "timeout": timeout, "results": results}
     print(json.dumps(own), flush=True)
     torch.distributed.barrier()
-    # A busy machine showed torch's communication threads abort a process on its way out, its work done and written.
+    # On a busy machine torch's communication threads can abort a process at its exit, when all its work is written.
     os._exit(0)

@@ -33,10 +33,10 @@ def assert_same_outputs(ours, theirs, mask):
 
 
 def assert_same_gradients(ours, theirs):
-    """Within 1e-4 relative for every parameter.
+    """Within 1e-4, relative, for every parameter.
 
-    A key projection's bias cannot change a softmax, so its gradient is rounding noise: errors are measured against
-    at least a thousandth of the model's largest gradient.
+    The bias of a key projection cannot change a softmax, so its gradient is rounding noise. Errors are therefore
+    divided by at least a thousandth of the model's largest gradient.
     """
     pairs = [
         (n, p.grad, q.grad)

@@ -1,11 +1,11 @@
-"""Products that PyTorch has on a GPU only."""
+"""Products that PyTorch has only on a GPU."""
 
 import torch
 
-from fastenc.ops import _gemm
+from fastenc.ops import gemm
 
 
 def widening_products_on_cpu(monkeypatch):
-    """Let matrices of bfloat16 be multiplied into float32."""
-    monkeypatch.setattr(_gemm, "_widens", lambda a: a.dtype == torch.bfloat16)
-    monkeypatch.setattr(_gemm, "_widening_product", lambda a, b: a.float() @ b.float())
+    """Give the CPU the product of bfloat16 matrices with a float32 result."""
+    monkeypatch.setattr(gemm, "_widens", lambda a: a.dtype == torch.bfloat16)
+    monkeypatch.setattr(gemm, "_widening_product", lambda a, b: a.float() @ b.float())

@@ -1,8 +1,8 @@
-"""In the place of CUDA graphs where there is no GPU."""
+"""A replacement for CUDA graphs on machines without a GPU."""
 
 
 class Repeat:
-    """As CudaGraphRecorder: runs the step to warm up, and again on every replay, with its result where it was."""
+    """Like CudaGraphRecorder: runs the step to warm up and at every replay, into the same result tensors."""
 
     def __init__(self):
         self.recorded = 0

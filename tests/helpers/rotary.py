@@ -1,4 +1,4 @@
-"""Tables of angles, transformers' formula in plain torch and the checks of both devices."""
+"""Tables of angles, transformers' formula in plain torch, and the checks that CPU and GPU tests share."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def table_of(positions, rotary_dim, device="cpu"):
 
 
 def plain(x, table, lengths):
-    """x cos + rotate_half(x) sin, as transformers has it, in the dtype of x."""
+    """x cos + rotate_half(x) sin, transformers' formula, in the dtype of x."""
     rotary_dim = table.shape[1]
     parts = torch.cat([table[:length] for length in lengths])[:, None].to(x.dtype)
     cosine, sine = (part.repeat(1, 1, 2) for part in parts.chunk(2, -1))

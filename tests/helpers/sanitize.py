@@ -20,6 +20,8 @@ import torch
 import fastenc
 from fastenc import ops, packing
 from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.nn import weight_copies
+from fastenc.nn.adamw import AdamW
 from tests.fuzz.op_calls import CALLS
 from tests.fuzz.valid_calls import gradients, leaves_of, tensors_of
 
@@ -247,6 +249,34 @@ def crf_decode_nbest(dtype):
     emissions, _, offset, (start, transitions, end) = crf_inputs(dtype)
     with torch.no_grad():
         ops.crf_decode_nbest(emissions, offset, start, end, transitions, 3)
+
+
+@case
+def linear_gelu(dtype):
+    """The products with epilogues, which "auto" takes by a switch only."""
+    on_gpu = torch.get_default_device().type == "cuda"
+    impl = "triton" if on_gpu and dtype != torch.float32 else "auto"
+    for rows, width, inner, out in ((1, 8, 8, 8), (130, 40, 200, 24), (5, 37, 131, 3)):
+        weights = (leaf(inner, width, dtype=dtype), leaf(inner, dtype=dtype))
+        given = (leaf(rows, width, dtype=dtype), *weights, leaf(out, inner, dtype=dtype))
+        ops.linear_gelu(*given, impl=impl).sum().backward()
+
+
+@case
+def adamw(dtype):
+    """Tensors of several blocks and of a part of one, with copies and without."""
+    if torch.get_default_device().type != "cuda":
+        return
+    tensors = [leaf(size) for size in (1, 1023, 1025, 4096)]
+    optimizer = AdamW(tensors)
+    if dtype != torch.float32:
+        optimizer.copies = dtype
+        for tensor in tensors[1:]:
+            weight_copies.keep(tensor, torch.empty_like(tensor, dtype=dtype))
+    optimizer.found_inf = torch.zeros(())
+    for _ in range(2):
+        sum(tensor.square().sum() for tensor in tensors).backward()
+        optimizer.step()
 
 
 @case

@@ -1,4 +1,4 @@
-"""Offsets, torch's own pooling and the checks of both devices."""
+"""Offsets, torch's own pooling, and the checks that CPU and GPU tests share."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fastenc.ops import segment_pool
 from fastenc.testing import assert_within_budget
 
 MODES = ("cls", "mean", "max")
-# The plain computation of one sequence, in its own dtype; torch.max's gradient goes to one token.
+# The plain computation for one sequence, in its own dtype. torch.max gives the gradient to one token.
 PLAIN = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0).values}
 
 
@@ -15,7 +15,7 @@ def offsets(lengths, device="cpu"):
 
 
 def check_against_plain(lengths, width, dtype, mode, impl, device="cpu"):
-    """Values and gradient beside a loop over the sequences, in the dtype and in float64."""
+    """Compare values and gradient with a loop over the sequences, in the dtype and in float64."""
     x = torch.randn(sum(lengths), width, device=device).to(dtype).requires_grad_()
     dy = torch.randn(len(lengths), width, device=device).to(dtype)
     loop = lambda v: torch.stack([PLAIN[mode](part) for part in v.split(lengths)])

@@ -56,7 +56,7 @@ def assert_bitwise_equal(a, b):
 
 
 def word_tokenizer():
-    """A tokenizer that is the same in every process, which a trained one is not."""
+    """A tokenizer that is the same in every process; a trained one is not."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {token: index for index, token in enumerate(special + WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -70,7 +70,7 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     number = lambda low, high: int(torch.randint(low, high, (), generator=draw))
-    # Words in a fixed order from a random one on: something to learn.
+    # Words in a fixed order that starts at a random word: a pattern to learn.
     sentences = [
         " ".join(islice(cycle(WORDS), start := number(0, len(WORDS)), start + number(4, 20)))
         for _ in range(60)
@@ -109,7 +109,7 @@ def build_objective(folder, objective, **settings):
 
 
 def build_task(folder, task, **settings):
-    """A run of any task, on sentences whose label, tags and answers their first word decides."""
+    """A run of any task, on sentences whose first word decides label, tags and answers."""
     torch.set_num_threads(1)
     texts = [text.split("\n")[0] for text in documents(25)]
     ran = [int("ran" in text) for text in texts]
@@ -144,7 +144,7 @@ def build_task(folder, task, **settings):
 
 
 def documents(count):
-    """Texts of three sentences of words in a fixed order from a random one on: something to learn."""
+    """Texts of three sentences, each with words in a fixed order that starts at a random word: a pattern to learn."""
     draw = Random(0)
     sentence = lambda: " ".join(
         islice(cycle(WORDS), start := draw.randrange(len(WORDS)), start + draw.randint(4, 9))
@@ -183,7 +183,7 @@ def small_model(objective, tokenizer, dropout=0.0):
 
 
 def killed(folder, owner, name, call):
-    """Fork a run that kills itself when the ``call``-th call of ``owner.name`` begins; its status by ``os.waitpid``.
+    """Fork a run that kills itself at the ``call``-th call of ``owner.name``; returns its status from ``os.waitpid``.
 
     Only for a process that has computed nothing: torch's threads do not survive a fork.
     """

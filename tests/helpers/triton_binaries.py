@@ -1,11 +1,11 @@
-"""Compiles the Triton kernels ahead of time, without a GPU, and reads what the machine code uses.
+"""Compiles the Triton kernels ahead of time, without a GPU, and reads which resources the machine code uses.
 
     python -m tests.helpers.triton_binaries 90 [--processes N] [NAME ...]
 
-Compiles for sm_90 the named binaries, or all: those of each kernel's own rule, and those of the architecture's tuned
-table. Prints {name: usage} as JSON. Triton's cache keeps what has not changed.
+Compiles the named binaries for sm_90, or all: those of each kernel's own rule, and those of the architecture's tuned
+table. Prints {name: usage} as JSON. Triton's cache holds what has not changed.
 
-Runs in a process of its own: the tests' process has chosen Triton's interpreter.
+It runs in a process of its own, because the tests' process has chosen Triton's interpreter.
 """
 
 import argparse
@@ -26,7 +26,9 @@ if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
 
 import triton
+import triton.language as tl
 from fastenc.kernels import (
+    adamw,
     attention,
     attention_blocks,
     attention_relative,
@@ -48,7 +50,7 @@ from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "log_sum", "wide_dq", "mean", "rstd", "partial", "sums"}
-FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table"}
+FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table", "found_inf"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
     **dict.fromkeys(("all_blocks", "long_blocks"), "*i32"),
@@ -56,14 +58,16 @@ INTEGER_POINTERS = {
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),
     **dict.fromkeys(("choices", "corrupted", "cutoffs", "labels", "tags", "path"), "*i64"),
+    **dict.fromkeys(("tensors", "gradients"), "*i64"),
     "pointers": "*u8",
     "special": "*i1",
 }
 FLOATS = {"scale", "eps", "drop_scale", "padding_value"}
+FLOATS |= {"lr", "decay", "rate1", "rate2", "log_beta1", "log_beta2"}
 
 
 def type_of(argument: str, element: str) -> str:
-    """The type a kernel's argument has in use, told by its name."""
+    """The type that a kernel's argument has in use, told from its name."""
     if argument.endswith("_ptr"):
         name = argument.removesuffix("_ptr")
         return INTEGER_POINTERS.get(name) or (
@@ -73,7 +77,7 @@ def type_of(argument: str, element: str) -> str:
 
 
 ELEMENTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# Every kernel's module; those with tuned launches are in launch.registry from here on.
+# Every kernel's module. Importing them puts the tunable launches into launch.registry.
 MODULES = [
     import_module(f"fastenc.kernels.{path.stem}")
     for path in sorted(Path(launch.__file__).parent.glob("[!_]*.py"))
@@ -106,27 +110,30 @@ def variants(op: str, key: dict, parameters: dict, kind: str):
 
 
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
-    """Kernels that take a small part of a step, whose rule no table overrules."""
+    """Kernels that take a small part of a step; the tuned table has no entries for them."""
+    unbiased = {**dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr")), "WINDOW": False}
     for dim in (32, 64, 96, 128):
-        constants = {"H": 12, "D": dim, "BLOCK_D": triton.next_power_of_2(dim), "PRECISION": "ieee"}
-        constants |= {"WINDOW": True, **attention.DELTA}
-        kernel = attention._attention_delta_kernel
-        yield f"attention delta {dim} biased", kernel, "bf16", constants
-        biases = ("log_sum_ptr", "alibi_ptr", "relative_ptr", "key_bias_ptr")
-        unbiased = {**constants, **dict.fromkeys(biases), "WINDOW": False}
-        yield f"delta {dim} bf16", kernel, "bf16", unbiased
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
+            constants = shape_constants(key) | attention.config_delta(precision)
+            kernel, name = (
+                attention._attention_delta_kernel,
+                f"attention delta {dim} precision={precision}",
+            )
+            yield f"{name} biased", kernel, ELEMENTS[dtype], {**constants, "WINDOW": True}
+            yield name, kernel, ELEMENTS[dtype], {**constants, **unbiased}
             constants = shape_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)
             name = f"attention backward_relative {dim} precision={precision}"
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
-    record_constants = {"BLOCK_M": 256, "num_warps": 4}
     kernel = attention_short._attention_short_record_kernel
-    yield "records of short sequences", kernel, "bf16", record_constants
+    for dim in (32, 64):
+        shape = {"D": dim, "BLOCK_D": dim, "PRECISION": "ieee"}
+        parameters = {**shape, **attention_short.RECORDS}
+        yield f"attention records of short sequences {dim}", kernel, "bf16", parameters
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
     kernel = attention_blocks._attention_blocks_kernel
     yield "sequence blocks", kernel, "bf16", attention_blocks.config()
@@ -151,6 +158,9 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"
             name = f"index sum {size} {element}"
             yield name, index_sum._index_sum_kernel, element, constants
+    constants = {"COPIES": tl.bfloat16, "ALIGNED": True, **adamw.config()}
+    yield "adamw", adamw._adamw_kernel, "fp32", constants
+    yield "adamw count", adamw._adamw_count_kernel, "fp32", {"BLOCK": adamw.COUNTED}
     for module in MODULES:
         for (name, kernel, constants), element in product(
             getattr(module, "binaries", tuple)(), ELEMENTS.values()
@@ -175,35 +185,37 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
 
 
 MATRIX = {"HMMA", "HGMMA", "UTCHMMA"}
-# Address, name and, of a branch, where it goes.
+# Address, name and, for a branch, its target.
 INSTRUCTION = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)(?:[^;]*?`?\(?(0x[0-9a-f]+)\)?)?[^;]*;",
     re.M,
 )
 
 
-def main_loop(places, instructions, targets) -> list[str]:
-    """The instructions of the loop that takes the time: of those that hold no other the shortest with matrix
-    instructions (a masked tail is longer), else the longest."""
+def inner_loops(places, targets, instructions) -> list[range]:
+    """The loops that hold no other, as indices of their instructions."""
     order = {int(place, 16): number for number, place in enumerate(places)}
     loops = []
     for number, (name, target) in enumerate(zip(instructions, targets, strict=True)):
         begin = order.get(int(target, 16)) if name == "BRA" and target else None
         if begin is not None and begin < number:
-            loops.append((begin, number + 1))
-    inner = [
-        instructions[begin:end]
-        for begin, end in loops
-        if not any(
-            (begin, end) != other and begin <= other[0] and other[1] <= end for other in loops
-        )
+            loops.append(range(begin, number + 1))
+    holds = lambda loop, other: loop[0] <= other[0] and other[-1] <= loop[-1]
+    return [
+        loop for loop in loops if not any(other != loop and holds(loop, other) for other in loops)
     ]
+
+
+def main_loop(loops, instructions) -> list[str]:
+    """The instructions of the loop that takes the time: the shortest with matrix instructions (a masked tail is
+    longer), else the longest."""
+    inner = [[instructions[number] for number in loop] for loop in loops]
     multiplying = [loop for loop in inner if MATRIX & set(loop)]
-    return list(min(multiplying, key=len) if multiplying else max(inner, key=len, default=()))
+    return min(multiplying, key=len) if multiplying else max(inner, key=len, default=[])
 
 
 def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
-    """What Triton compiles, and its options."""
+    """The source for Triton's compiler, and its options."""
     options = {"enable_fp_fusion": True}
     options |= {name: constants[name] for name in OPTIONS if name in constants}
     names = kernel.arg_names
@@ -227,7 +239,13 @@ def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
     """Registers, stack bytes, local loads and stores (spills), shared memory, matrix instructions and the main loop."""
     source, options = source_of(kernel, element, constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return usage_of(
+        triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    )
+
+
+def usage_of(compiled) -> dict:
+    """What :func:`compile_case` returns, of a kernel that Triton has compiled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -240,7 +258,10 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
     number = lambda key: int(re.search(rf"{key}:(\d+)", usage)[1])
     places, instructions, targets = zip(*INSTRUCTION.findall(code), strict=True)
     count = lambda *wanted: sum(instruction in wanted for instruction in instructions)
-    loop = main_loop(places, instructions, targets)
+    loops = inner_loops(places, targets, instructions)
+    loop = main_loop(loops, instructions)
+    looped = {number for each in loops for number in each}
+    straight = [name for number, name in enumerate(instructions) if number not in looped]
     return {
         "registers": number("REG"),
         "stack": number("STACK"),
@@ -251,13 +272,17 @@ def compile_case(kernel, element: str, constants: dict, capability: int) -> dict
         "instructions": len(instructions) - count("NOP"),
         "loop": len(loop),
         "loop barriers": sum(instruction == "BAR" for instruction in loop),
+        "straight": len(straight) - straight.count("NOP"),
+        "special functions": count("MUFU"),
+        "loop special functions": loop.count("MUFU"),
+        "straight special functions": straight.count("MUFU"),
         "warps": compiled.metadata.num_warps,
     }
 
 
 def wanted(capability: int) -> dict[str, tuple]:
     """{name: arguments of compile_case before the capability}"""
-    # Less shared memory is what tells sm_89 from sm_80, and attention alone takes much of it.
+    # sm_89 differs from sm_80 only in having less shared memory, of which attention alone needs much.
     start = "attention" if capability == 89 else ""
     table = launch.TABLES / f"sm_{capability}.json"
     return {name: case for name, *case in cases(table, capability) if name.startswith(start)}
@@ -275,7 +300,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.names or [*wanted(options.capability)]
     with Pool(options.processes) as pool:
-        # By name: kernels cannot be sent to another process.
+        # By name, because kernels cannot be sent to another process.
         usages = pool.map(partial(compile_named, options.capability), names, chunksize=1)
     print(json.dumps(dict(zip(names, usages, strict=True))))
 

@@ -1,4 +1,4 @@
-"""The benchmarks' machinery with tiny sizes on a CPU: no figure is asserted that a clock made."""
+"""The benchmarks' machinery at tiny sizes on a CPU. No test depends on a measured time."""
 
 import json
 import subprocess
@@ -20,6 +20,7 @@ from benchmarks import (
     numerics,
     other_libraries,
     plots,
+    step_launches,
     tables,
 )
 from benchmarks._harness import (
@@ -33,20 +34,15 @@ from benchmarks._harness import (
     rates,
     run_groups,
 )
-from fastenc.data import EntityData, TaggedData
-from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
-from fastenc.tasks import SpanNer, TokenClassification
 from fastenc.testing import CASES, numerics_report
-from fastenc.text.tags import Span
 from tests.helpers import ROOT
-from tests.helpers.training_run import sentence
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    """Few rounds, small ceilings, results in a folder of the test's own."""
+    """Few rounds, small ceilings, and a folder of the test's own for results."""
     ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
     monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
     monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
@@ -159,7 +155,7 @@ def test_attentions_providers_agree(case):
 @pytest.mark.parametrize("case", ATTENTION.values(), ids=ATTENTION)
 def test_flex_attention_is_asked_for_the_same(case):
     batch = bench_attention.Batch(case)
-    # On a CPU it has no gradients, nor takes inputs that want them.
+    # On a CPU it has no gradients and takes no inputs that require them.
     batch.packed = tuple(x.detach() for x in batch.packed)
     constant = tuple(x.detach() for x in batch.variant.parameters)
     batch.variant = batch.variant._replace(parameters=constant)
@@ -291,7 +287,7 @@ def test_an_ops_providers_agree_and_have_a_roofline(op, monkeypatch):
         ("ON_GPU", True),
         ("ROWS", 16),
         ("DROPOUTS", (0.0,)),
-        ("compiled", lambda function: function),
+        ("compiled", lambda function, **how: function),
         ("compare", hurried),
     ):
         if hasattr(module, name):
@@ -377,7 +373,7 @@ def test_a_model_with_other_weights_is_wrong(monkeypatch, tmp_path):
 
 
 def results(folder: Path) -> Path:
-    """Made-up results of every kind of row."""
+    """Made-up results with every form of row."""
     row = {"median_ms": 2.0, "p20_ms": 1.5, "p80_ms": 2.5, "rounds": 9, "speedup": 1.5}
     work = {"bytes": 1e6, "flops": 1e9, "TFLOP_per_s": 0.5, "percent_of_roofline": 61.0}
     rows = {
@@ -500,47 +496,22 @@ def test_what_a_visits_sanitizer_runs_names_every_op():
     assert ran == {"bias_gelu", "whole_model"}
 
 
-def test_the_peer_of_spans_is_trained_on_the_same_scores():
-    pytest.importorskip("transformers")
-    from benchmarks._trainer import Entities
-
-    words = [["Ada", "met", "Bo"], ["nobody"], ["the", "cat", "of", "Ada", "sleeps"]]
-    found = [[Span("P", 0, 1), Span("P", 2, 3)], [], [Span("X", 0, 4), Span("P", 3, 4)]]
-    data = EntityData([sentence(row) for row in words], found, ["P", "X"])
-    task = SpanNer(max_length=16)
-    kind = Entities(task, data, None)
-    theirs, ours = kind.model().eval(), kind.ours.eval()
-    batch = kind.collator()(kind.rows(data))
-    real = batch["labels"] != -100
-    with torch.no_grad():
-        result = theirs(**batch)
-        expected = ours(**task.collate(task.encode(data, ours)))
-    torch.testing.assert_close(result["logits"][real], expected.logits, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(result["loss"], expected.loss, rtol=1e-4, atol=1e-5)
-
-
-def test_the_peer_of_tag_sequences_is_trained_on_the_same_scores():
-    transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("torchcrf")
-    from benchmarks._trainer import TagsWithCrf
-
-    rows = [(["Ada", "unbelievably", "slept"], "NAV"), (["hm"], "X"), (["cats", "sleep"], "NV")]
-    data = TaggedData([sentence(words, list(tags)) for words, tags in rows], sorted("NAVX"))
-    task = TokenClassification(crf=True)
-    ours = task.load(minilm_folder(), data).eval()
-    kind = TagsWithCrf(task, data, transformers.AutoTokenizer.from_pretrained(minilm_folder()))
-    theirs = kind.model().eval()
-    theirs.tagger.classifier.load_state_dict(ours.head["out"].state_dict())
-    theirs.crf.load_state_dict(ours.crf.state_dict())
-    batch = kind.collator()(kind.rows(data))
-    examples = task.encode(data, ours)
-    with torch.no_grad():
-        result = theirs(batch["input_ids"], batch["attention_mask"], batch["labels"])
-        loss = ours(**task.collate(examples)).loss
-    torch.testing.assert_close(result["loss"], loss, rtol=1e-4, atol=1e-5)
-    found = transformers.trainer_utils.PredictionOutput(result["logits"], batch["labels"], None)
-    scores = kind.score(data, found)
-    expected = task.evaluate(ours, data, examples)
-    assert scores and scores == {name: pytest.approx(expected[name]) for name in scores}
+@pytest.mark.parametrize(
+    "sizes,tensors,launches",
+    [
+        ([], 110, 0),
+        ([1] * 110, 110, 1),
+        ([1] * 111, 110, 2),
+        ([320 * 65536], 64, 1),
+        ([320 * 65536 + 1], 64, 2),
+        ([319 * 65536, 65536, 1], 64, 2),
+        ([200 * 65536] * 8, 36, 5),
+        ([0, 0], 64, 0),
+    ],
+)
+def test_launches_of_many_tensors_are_counted_as_pytorch_makes_them(sizes, tensors, launches):
+    """A launch has at most so many tensors, and 320 blocks of 65,536 elements."""
+    assert step_launches.multi_tensor_launches(sizes, tensors) == launches
 
 
 def test_names_of_benchmarks():

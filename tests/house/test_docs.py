@@ -1,4 +1,4 @@
-"""The documents: their code and commands run, their tables are the committed results', what they name exists."""
+"""The documents: their code and commands run, their tables match the committed results, files that they name exist."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *LIBRARIES]
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 RECORDS = sorted((ROOT / "docs" / "design").glob("*.md"))
 DOCUMENTS = [*PAGES, *RECORDS, ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
-# What a reader trains for minutes, a test trains for two steps. Of an option given twice the last counts.
+# Where a reader trains for minutes, a test trains for two steps. Of an option given twice, the last one counts.
 MODEL = [
     "--layers",
     "2",
@@ -44,13 +44,13 @@ def blocks(path, language):
 
 
 def made_small(arguments):
-    """A command's arguments, and those that make it short."""
+    """A command's arguments, followed by arguments that shorten its run."""
     command = arguments[0] if arguments[0] != "--nproc-per-node" else "pretrain"
     if command == "finetune":
         return [*arguments, *STEPS, *BATCHES]
     if command != "pretrain":
         return arguments
-    # A store is tokenised already, and --batch-tokens sizes its batches by tokens, not by sequences.
+    # A store is already tokenised, and with it --batch-tokens sizes batches by tokens, not by sequences.
     return [*arguments, *MODEL, *STEPS, *([] if "store" in arguments else BATCHES + VOCABULARY)]
 
 
@@ -58,7 +58,7 @@ def pages_with(language):
     return [pytest.param(path, id=path.stem) for path in PAGES if blocks(path, language)]
 
 
-# Each block has names of its own, so that it cannot lean on another's imports.
+# Each block has a namespace of its own, so that it cannot use another block's imports.
 RUN_BLOCKS = """
 import json, sys
 
@@ -74,7 +74,7 @@ def missing_library(code):
 
 
 def run_code(codes, folder, *options):
-    """Run blocks one after another, with the hub's names replaced by folders of small models."""
+    """Run blocks one after another; folders of small models replace the hub's names."""
     local = []
     for code in codes:
         for name, path in local_folders(folder / "hub", code).items():
@@ -98,7 +98,7 @@ def test_code_runs(page, tmp_path):
     run_code(blocks(page, "python"), tmp_path, "-W", "error")
 
 
-# Other libraries have warnings of their own; ours would say that something is not fused.
+# Other libraries have warnings of their own; a warning of ours would say that something is not fused.
 OURS = ("-W", "error:fastenc:UserWarning", "-W", "error:attention takes:UserWarning")
 
 
@@ -135,11 +135,11 @@ def samples(tmp_path_factory):
 
 @pytest.mark.parametrize("page", pages_with("sh"))
 def test_commands_run(page, samples, tmp_path, monkeypatch):
-    """One after another, in a copy of the samples."""
+    """The commands run one after another, in a copy of the samples."""
     monkeypatch.chdir(shutil.copytree(samples, tmp_path / "copy"))
     for line in "".join(blocks(page, "sh")).splitlines():
         program, *arguments = shlex.split(line)
-        if arguments[-2:] == ["-o", "runs/small"]:  # the samples have it already
+        if arguments[-2:] == ["-o", "runs/small"]:  # the samples already have it
             shutil.rmtree("runs/small")
         if program == "torchrun":
             done = subprocess.run(
@@ -155,7 +155,7 @@ def test_commands_run(page, samples, tmp_path, monkeypatch):
 
 
 def test_shell_blocks_are_run_or_need_more_than_a_test_has():
-    """``sh`` is run here. ``console`` is for what installs, needs a GPU or takes minutes."""
+    """``sh`` blocks run here. ``console`` blocks install something, need a GPU or take minutes."""
     known = {"python", "sh", "console", "bibtex", ""}
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
@@ -181,8 +181,8 @@ def test_tables_are_those_of_the_results():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pages_are_what_the_package_says():
-    """The reference, the tables of warnings and of defaults; a warning without a remedy is an error too."""
+def test_generated_pages_are_current():
+    """The reference, and the tables of warnings and defaults. A warning without a remedy is an error too."""
     command = [sys.executable, "-W", "ignore", "docs/hooks/pages.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -203,7 +203,7 @@ def test_the_reference_can_be_read_as_files():
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_are_named_exist(path):
-    """Paths in backticks, from the repository's root or the package."""
+    """Paths in backticks are relative to the repository's root or to the package."""
     named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)`", path.read_text(encoding="utf-8"))
     roots = (ROOT, ROOT / "python" / "fastenc")
     missing = [name for name in named if not any((root / name).exists() for root in roots)]

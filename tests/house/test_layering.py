@@ -12,35 +12,39 @@ from tests.helpers import ROOT
 
 PACKAGE = ROOT / "python" / "fastenc"
 
-# Helpers of every layer but those that list them one by one; they import each other alone.
-BASE = {path.stem for path in PACKAGE.glob("_*.py")} - {"__init__"}
-# layer: what of fastenc it may import
-ALLOWED = {
-    "reference": {"reference"},
-    "ops": {"reference", "ops", "_C", "kernels", "packing"},
-    "_transfer": set(),
-    "_seeds": set(),
-    "_options": set(),
-    "packing": {"_transfer"},
-    "nn": {"ops", "packing", "nn", "_extras"},
-    "models": {"ops", "packing", "nn", "models", *BASE},
-    "data": {"packing", "models", "data", *BASE},
+# A room is a folder, or a file in the package's root. Room: the rooms that its files may import.
+ROOMS = {
+    room: set(imported.split())
+    for room, imported in {
+        "_base": "",
+        "reference": "",
+        "packing": "_base",
+        "text": "_base",
+        "ops": "_base reference _C kernels packing",
+        "nn": "_base ops packing",
+        "testing": "ops",
+        "data": "_base packing text",
+        "models": "_base models/adapters models/architectures models/embedding models/heads nn packing text",
+        "models/architectures": "models nn ops",
+        "models/adapters": "_base models nn text",
+        "models/embedding": "_base models models/architectures nn ops packing text",
+        "models/heads": "_base models models/architectures models/embedding nn ops packing text",
+        "integrations": "_base models models/adapters models/architectures nn ops packing text",
+        "freezing": "integrations nn",
+        "graphs": "_base models ops packing",
+        "profiling": "_base graphs models nn ops packing",
+        "adapt": "_base models models/adapters nn packing",
+        "objectives": "_base data models models/heads nn ops packing text",
+        "tasks": "_base data models models/embedding models/heads nn objectives packing text",
+        "analysis": "_base data models models/embedding nn ops packing text",
+        "train": "_base adapt data graphs models models/adapters models/architectures nn objectives packing tasks text",
+        "demo": "_base analysis data models objectives packing tasks train",
+        "cli": "_base adapt analysis data models models/adapters ops profiling tasks testing text train",
+    }.items()
 }
-ALLOWED["adapt"] = {"ops", "nn", "adapt"} | ALLOWED["data"]
-ALLOWED["objectives"] = {"ops", "nn", "objectives"} | ALLOWED["data"]
-ALLOWED["tasks"] = ALLOWED["objectives"] | {"tasks"}
-ALLOWED["analysis"] = ALLOWED["tasks"] | {"analysis"}
-ALLOWED["profiling"] = ALLOWED["models"] | {"profiling"}
-ALLOWED["integrations"] = ALLOWED["models"] | {"integrations"}
-ALLOWED["testing"] = {"ops", "testing"}
-ALLOWED["freezing"] = {"integrations", "nn"}
-ALLOWED["train"] = ALLOWED["tasks"] | {"adapt", "train"}
-ALLOWED["cli"] = ALLOWED["train"] | {"analysis", "profiling", "testing", "cli"}
-ALLOWED["demo"] = ALLOWED["train"] | {"analysis", "demo"}
-ALLOWED = {name: BASE for name in sorted(BASE)} | ALLOWED
-# Outside the project's own modules, these layers may import only:
-LIBRARIES = {"reference": {"torch"}, "ops": {"torch"}, "nn": {"torch"}}
-LIBRARIES |= {"packing": {"torch"}, "_transfer": {"torch"}, "_seeds": set(), "_options": set()}
+# From outside the standard library and the project, these rooms may import only:
+LIBRARIES = {"_base": {"torch", "tqdm", "triton"}, "text": {"tokenizers", "transformers"}}
+LIBRARIES |= {name: {"torch"} for name in ("reference", "ops", "nn", "packing")}
 
 
 def imports(path: Path):
@@ -55,30 +59,103 @@ def imports(path: Path):
                 yield node.module
 
 
-def files(layer: str):
-    folder = PACKAGE / layer
-    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{layer}.py"]
+def module_name(path: Path) -> str:
+    name = ".".join(("fastenc", *path.relative_to(PACKAGE).with_suffix("").parts))
+    return name.removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("layer", ALLOWED)
-def test_layer_imports_nothing_above_it(layer):
-    assert files(layer), layer
-    for path in files(layer):
+def room_of(module: str) -> str:
+    """The room of a module of the package: "models/heads" for fastenc.models.heads.masked_lm."""
+    parts = module.split(".")[1:]
+    inner = "/".join(parts[:2])
+    return inner if inner in ROOMS else parts[0]
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room_imports_nothing_but_the_rooms_of_its_row(room):
+    of_room = {
+        name: path for name, path in FILES.items() if name != "fastenc" and room_of(name) == room
+    }
+    assert of_room, room
+    for path in of_room.values():
         for name in imports(path):
-            top, _, rest = name.partition(".")
-            if top == "fastenc" and rest not in ("", "__version__"):
-                assert rest.split(".")[0] in ALLOWED[layer], f"{path.name} imports {name}"
-            elif layer in LIBRARIES and top not in sys.stdlib_module_names:
-                assert top in LIBRARIES[layer], f"{path.name} imports {name}"
+            top = name.partition(".")[0]
+            if top == "fastenc" and name not in ("fastenc", "fastenc.__version__"):
+                assert room_of(name) in ROOMS[room] | {room}, f"{path} imports {name}"
+            elif room in LIBRARIES and top not in sys.stdlib_module_names | {"fastenc"}:
+                assert top in LIBRARIES[room], f"{path} imports {name}"
 
 
-def test_every_module_of_the_package_has_a_layer():
-    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert found - {"__init__", "__pycache__"} <= set(ALLOWED)
+def test_every_module_of_the_package_has_a_room():
+    assert {room_of(name) for name in FILES if name != "fastenc"} == set(ROOMS)
+
+
+def imported_files(path: Path) -> set[str]:
+    """The package's files that a file imports, also inside its functions."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= members & set(FILES) or {node.module}
+    return found & set(FILES)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The files of a circle of imports, or an empty list."""
+    done: set[str] = set()
+
+    def follow(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return above[above.index(name) :]
+        if name in done:
+            return []
+        for imported in sorted(graph[name]):
+            if found := follow(imported, [*above, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := follow(name, []))), [])
+
+
+def test_files_import_each_other_in_no_circle():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert not circle({name: imported_files(path) for name, path in FILES.items()})
+
+
+def calls(tree: ast.AST, names: set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and (getattr(node.func, "id", "") in names or getattr(node.func, "attr", "") in names)
+        for node in ast.walk(tree)
+    )
+
+
+def test_layers_run_in_the_loop_of_the_stack_alone():
+    """run_layer runs one layer. Only the two layer modules call it, and only run_stack calls these modules."""
+    callers = {
+        name for name, path in FILES.items() if calls(ast.parse(path.read_text()), {"run_layer"})
+    }
+    assert callers == {"fastenc.models.encoder", "fastenc.integrations.transformers.live_encoder"}
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.For) and name != "fastenc.nn.stack":
+                assert not calls(node, {"layer", "block", "run_layer"}), (
+                    f"{name}, line {node.lineno}"
+                )
 
 
 def design_layers():
-    """{layer: what the table of DESIGN.md says that it imports}."""
+    """{layer: the imports that the table of DESIGN.md states}."""
     table = (ROOT / "DESIGN.md").read_text(encoding="utf-8").split("\n\n")[1]
     found = {}
     for line in table.splitlines()[2:]:
@@ -88,23 +165,25 @@ def design_layers():
     return found
 
 
-def test_the_map_of_the_house_is_the_table_of_imports():
-    """A layer imports what DESIGN.md names for it, and what lies below that."""
+def test_the_table_of_design_md_states_the_imports():
+    """A room imports the rooms that DESIGN.md states for it, and what these import in turn."""
     said = design_layers()
     below: dict[str, set[str]] = {}
 
-    def everything_below(layer):
-        if layer not in below:
-            below[layer] = set()
-            below[layer] = said.get(layer, set()).union(
-                *(everything_below(name) for name in said.get(layer, ()))
+    def everything_below(room):
+        if room not in below:
+            below[room] = set()
+            below[room] = said.get(room, set()).union(
+                *(everything_below(name) for name in said.get(room, ()))
             )
-        return below[layer]
+        return below[room]
 
-    helpers = {name for name in ALLOWED if name[0] == "_"} | {"_C"}
-    for layer, allowed in ALLOWED.items():
-        if layer in said and "everything" not in said[layer]:
-            assert allowed - helpers - {layer} <= everything_below(layer), layer
+    assert set(said) >= {room.split("/")[0] for room in ROOMS} - {"freezing"}
+    for room, allowed in ROOMS.items():
+        own = room.split("/")[0]
+        if "everything" not in said.get(own, {"everything"}):
+            folders = {name.split("/")[0] for name in allowed}
+            assert folders - {"_base", "_C", own} <= everything_below(own), room
 
 
 def test_kernels_import_torch_triton_and_references_only():

@@ -7,15 +7,15 @@ from pathlib import Path
 from fastenc import ops
 from tests.helpers import ROOT
 
-# They name many ops for their own sake: a new op needs no entry there.
+# These name many ops for reasons of their own: a new op needs no entry there.
 USERS = {
     "CHANGELOG.md",
     "benchmarks/gpu_quick/problems.py",
     "benchmarks/launch_costs.py",
     "docs/benchmarks.md",
-    "docs/ops.md",  # names those without a gradient, as a test of values holds
+    "docs/ops.md",  # names the ops without a gradient; a test compares the list with the ops
     "docs/reference/ops.md",  # make pages writes it
-    "tests/helpers/sanitize.py",  # the fuzzers' calls stand for an op that is not there
+    "tests/helpers/sanitize.py",  # needs no entry: the fuzzers' calls are the default
     "tests/triton/test_ops_triton.py",  # what random calls do not cover
 }
 
@@ -27,7 +27,7 @@ def listed():
 
 
 def named_after(op, tracked):
-    """The files of an op's own in the folders of ops, their tests and benchmarks."""
+    """The files with an op's name in the folders of ops, their tests and benchmarks."""
     names = {op, f"bench_{op}", f"test_{op}", f"test_{op}_triton"}
     folders = ("python/fastenc/reference", "python/fastenc/ops", "python/fastenc/nn", "csrc")
     folders += ("kernels", "tests", "benchmarks")
@@ -47,7 +47,7 @@ def tracked_files(*patterns):
 
 
 def test_an_op_touches_the_files_that_are_listed():
-    """Each file that has an op's name, of every op with C++ and Triton kernels of its own; the lists come beside."""
+    """For every op with C++ and Triton kernels: each file that has the op's name, and the lists."""
     files, tracked = listed(), tracked_files()
     assert len(set(files)) == len(files) == 14
     for name in files:
@@ -67,7 +67,7 @@ def test_no_other_file_lists_the_ops():
     """A file that names a third of the ops is a list to which a new op would have to be added."""
     kinds = ("*.py", "*.md", "*.cpp", "*.h", "*.inc", "*.toml", "*.sh")
     tracked = tracked_files(*kinds)
-    # Names that prose does not have.
+    # Op names that do not occur in prose.
     names = [name for name in ops.__all__ if "_" in name and name != "cross_attention"]
     found = set()
     for path in tracked:

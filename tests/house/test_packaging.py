@@ -1,4 +1,4 @@
-"""Wheel, sdist and an installation without a compiler, each checked from outside the checkout."""
+"""Wheel, sdist, and an installation without a compiler, each checked from outside the checkout."""
 
 import os
 import runpy
@@ -34,7 +34,7 @@ def build(checkout, target, kind, **environment):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of what git tracks, so that a build leaves the working tree alone."""
+    """A copy of the files that git tracks, so that a build does not change the working tree."""
     if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True).returncode:
         pytest.skip("not a git checkout")
     target = tmp_path_factory.mktemp("checkout")
@@ -45,28 +45,28 @@ def checkout(tmp_path_factory):
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes((ROOT / name).read_bytes())
-    # A repository, as setuptools-scm asks git which files belong to a package.
+    # A repository, because setuptools-scm asks git which files belong to a package.
     for command in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *command], cwd=target, check=True)
     return target
 
 
 def fresh_environment(folder, wheel):
-    """An environment with the wheel's files and this one's libraries, but not its editable fastenc.
+    """An environment with the wheel's files and this environment's libraries, but without its editable fastenc.
 
-    Returns: its Python and the folder that the wheel was unpacked into.
+    Returns: its Python, and the folder with the unpacked wheel.
     """
     run("-m", "venv", "--without-pip", str(folder), cwd=ROOT)
     site = next(folder.glob("lib/python*/site-packages"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    # A path file's own folder is searched for path files, the folders it names are not.
+    # Path files are read in the folder itself, not in the folders that they name.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return str(folder / "bin" / "python"), site
 
 
 def source_modules(root):
-    """The modules that an installation has: all but the demo's."""
+    """The modules that an installation has: all except the demo's."""
     names = {
         path.relative_to(root / "python").as_posix()
         for path in (root / "python").rglob("*.py")
@@ -82,7 +82,7 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     setup = checkout / "setup.py"
     flags = setup.read_text(encoding="utf-8")
     assert flags.count('"-O3"') == 1
-    # To optimise would take most of the test's time, and does not change what the wheel holds.
+    # Optimisation would take most of the test's time and does not change which files the wheel holds.
     setup.write_text(flags.replace('"-O3"', '"-O0"'), encoding="utf-8")
     build(checkout, tmp_path, "--wheel")
     (wheel,) = tmp_path.glob("*.whl")
@@ -167,7 +167,7 @@ def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_cuda(tmp_path, monkeyp
 
 
 def test_the_module_reads_a_pybind11_that_refuses_torchs_stable_abi(checkout, tmp_path):
-    """As torch 2.11's copy does."""
+    """torch 2.11's copy does that."""
     (tmp_path / "pybind11").mkdir()
     for name in ("pybind11.h", "stl.h"):
         guard = "#ifdef TORCH_TARGET_VERSION\n#error stable ABI\n#endif\n"

@@ -1,4 +1,4 @@
-"""What every Python file has to keep."""
+"""Rules for every Python file."""
 
 import subprocess
 import warnings
@@ -7,7 +7,7 @@ from tests.helpers import ROOT
 
 
 def test_every_file_compiles_without_a_warning():
-    """A later Python warns of more: of an unknown escape in a string since 3.12, where tests make warnings errors."""
+    """Newer Python versions warn of more; since 3.12 of unknown escapes in strings. Tests make warnings errors."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -13,7 +13,7 @@ from tests.helpers.families import model
 
 
 def rows():
-    """Library → (needed, tested with), from the page's table."""
+    """{library: (needed, tested with)} from the page's table."""
     text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {name: (needed, tested) for name, needed, tested, _ in cells[1:]}
@@ -27,7 +27,7 @@ def test_the_needed_versions_are_those_of_the_package():
     assert all(bounds[name] == {oldest} for name, oldest in extras.OLDEST.items())
 
 
-# torch is left out: the tests also run on machines with another one.
+# torch is left out, because the tests also run on machines with other versions of it.
 @pytest.mark.parametrize("library", [*rows()][1:])
 def test_the_tested_versions_are_the_installed_ones(library):
     version = metadata.version(library.lower())
@@ -38,7 +38,7 @@ def test_the_tested_versions_are_the_installed_ones(library):
 @pytest.mark.parametrize("version", ["4.57.6", "5.9.1"])
 def test_an_old_transformers_is_named_with_what_is_needed(version, call, monkeypatch):
     ours = model("bert")
-    # Not by an import statement above: transformers puts another module into its place while it loads a class.
+    # Not by an import statement at the top: transformers replaces its own module while it loads a class.
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     message = rf"needs transformers 5\.10 or newer, got {re.escape(version)}: pip install"
     with pytest.raises(ImportError, match=message):

@@ -63,7 +63,7 @@ def test_padded_batches(name, padding):
         mask = batch["attention_mask"]
     if padding in ("both", "holes"):
         mask[1, :2] = mask[3, :3] = 0
-    if padding == "holes":  # one is wider than ModernBERT's window
+    if padding == "holes":  # one hole is wider than ModernBERT's window
         mask[1, 5:7] = mask[3, 8:20] = mask[3, 23] = 0
     if padding == "none":
         del batch["attention_mask"]

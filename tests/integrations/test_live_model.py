@@ -1,4 +1,4 @@
-"""A patched model that was changed computes what the changed model computes, and says so once."""
+"""A patched model that is changed afterwards computes what the changed model computes, and warns once."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ class Halved(nn.Dropout):
 
 
 class Loud(torch.Tensor):
-    """Whose products are twice those of a tensor."""
+    """A tensor whose products are doubled."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -68,7 +68,7 @@ def other_forward(module, factor):
     module.forward = lambda *args, **kwargs: own(*args, **kwargs) * factor
 
 
-# What transformers reads: module, constant, buffer, hook.
+# What transformers reads: modules, constants, buffers, hooks.
 CHANGES = {
     "a linear layer of another class": lambda m: replace(
         m.encoder.layer[0].attention.self, "query", Doubled(32, 32)
@@ -182,7 +182,7 @@ def test_what_changes_nothing_stays_fused():
         warnings.filterwarnings("error", message="fastenc")
         for m in (ours, theirs):
             m(**batch)
-            # Transformers reads the module that was made of it.
+            # transformers reads the activation module that was made from it.
             m.config.hidden_act = "relu"
             m.some_note = "by a user"
             m.encoder.layer[0].label = 3
@@ -232,7 +232,7 @@ def test_global_hooks_are_called():
 
 
 def test_probabilities_and_modes_are_read_at_every_call():
-    """One layer alone has dropout, as transformers would apply it."""
+    """As in transformers, a single layer may have dropout."""
     ours, batch = fastenc.patch(model("bert")), padded_batch("bert")
     real = batch["attention_mask"].bool()
     runs = lambda: [ours(**batch, output_hidden_states=True).hidden_states for _ in range(2)]
@@ -268,7 +268,7 @@ def test_a_changed_masked_lm_head_takes_its_own_forward(change):
     real = batch["attention_mask"].bool()
     expected = theirs(**batch).logits[real]
     torch.testing.assert_close(found.logits[real], expected, rtol=0, atol=1e-5)
-    assert torch.equal(found.logits[~real][0], found.logits[~real][-1])  # the encoder stays fused
+    assert torch.equal(found.logits[~real][0], found.logits[~real][-1])  # the encoder is fused
 
 
 def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
@@ -310,7 +310,7 @@ def test_classes_of_one_name_are_told_apart_by_their_modules():
 
 
 def replica_of(model, factor):
-    """As torch.nn.parallel.replicate makes it, here on the same device, with other weights."""
+    """A replica as torch.nn.parallel.replicate makes it, but on the same device and with other weights."""
     modules = list(model.modules())
     copies = {module: module._replicate_for_data_parallel() for module in modules}
     for module, replica in copies.items():
@@ -339,7 +339,7 @@ def test_replicas_of_data_parallel_read_their_own_weights(task):
 
 
 def test_freezing_a_patched_model():
-    """Packed weights are used until something announces others."""
+    """The packed weights are used until a call announces other weights."""
     theirs = model("bert", hidden_size=64, num_attention_heads=4)
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert", (30,) * 12)
     with torch.no_grad():
@@ -372,7 +372,7 @@ def test_freezing_a_patched_model():
 
 def test_a_frozen_model_stacks_once_what_is_not_packed(monkeypatch):
     class Copies(TorchDispatchMode):
-        """Counts the weights that are stacked."""
+        """Counts how many weights are stacked."""
 
         count = 0
 

@@ -1,4 +1,4 @@
-"""What docs/not-fused.md says of calls and architectures, a call for each row."""
+"""The table of calls and architectures in docs/not-fused.md, with a call for each row."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def rows(title):
 
 
 def called(family="bert", task="Model", dtype=None, **changes):
-    """A call of a patched model with two texts; a change is an argument, or computed from the batch."""
+    """A call of a patched model with two texts. A change is an argument, or a function of the batch."""
 
     def call():
         fastencs = patch(model(family, task).to(dtype))

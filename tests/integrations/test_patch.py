@@ -30,7 +30,7 @@ EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
 def with_heads(*families):
-    """Each family with each of its heads."""
+    """Each family, with each of its heads."""
     lacks = lambda family, task: task == "ForQuestionAnswering" and BY_NAME[family].no_answers
     return [(family, task) for family in families for task in TASKS if not lacks(family, task)]
 
@@ -58,7 +58,7 @@ def test_outputs_and_every_gradient_agree(family, task, padding):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if task == "ForQuestionAnswering" and padding:
-            # Its softmax runs over padding too, so that the loss needs the model's own forward.
+            # Its softmax includes padding, so the loss needs the model's own forward.
             warnings.filterwarnings("ignore", message=".*softmax over the padded length")
         with torch.inference_mode():
             for switches in ({}, {"output_hidden_states": True}):
@@ -150,7 +150,7 @@ def test_bf16_autocast_keeps_dtypes_and_stays_close():
 
 
 def test_parameters_are_read_live():
-    """An optimiser's step, a load_state_dict and a replaced parameter all show at once."""
+    """The next call uses an optimiser's step, a load_state_dict and a replaced parameter."""
     theirs = model("bert")
     ours = fastenc.patch(copy.deepcopy(theirs))
     batch = padded_batch("bert")
@@ -215,7 +215,7 @@ def test_calls_it_does_not_cover_take_the_models_own_forward():
     own_forward_warns(ours, theirs, left, "a row starts with padding")
     square = batch["attention_mask"][:, None, None, :].expand(-1, 1, 30, -1).bool()
     own_forward_warns(ours, theirs, {**batch, "attention_mask": square}, "not \\(batch, length\\)")
-    # The hooks that recording attentions leaves behind do not end the acceleration.
+    # The hooks that remain after attentions were recorded do not end the acceleration.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
@@ -254,7 +254,8 @@ def test_losses_that_read_padding_take_the_models_own_forward():
         with pytest.warns(UserWarning, match=match):
             loss = ours(**batch, **labels).loss
         assert torch.equal(loss, theirs(**batch, **labels).loss)
-        # The next call, without such labels, is fused again: padding holds the head of a zero vector.
+        # The next call has no such labels and is fused again: every padding token has the head's value for a zero
+        # vector.
         padding = batch["attention_mask"] == 0
         states = ours.base_model(**batch).last_hidden_state
         assert not states[padding].any()
@@ -280,7 +281,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_works_under_the_trainer(tmp_path, smoothing):
-    """Same data, same seed, no dropout: the Trainer's losses agree step by step, its evaluation too."""
+    """Same data, same seed, no dropout: the Trainer's losses agree at every step, and so does its evaluation."""
     from transformers import Trainer, TrainingArguments
 
     rows = [
@@ -338,7 +339,7 @@ def test_calls_with_sizes_noted_by_the_collator(family, task):
     theirs = task_model(family, task)
     ours = fastenc.patch(copy.deepcopy(theirs))
     batch = padded_batch(family)
-    if task != "ForQuestionAnswering":  # whose loss runs over padding, by the model's own forward
+    if task != "ForQuestionAnswering":  # its loss includes padding: the model's own forward
         batch |= labels_for(task, batch)
     collated = fastenc.DataCollatorWithSeqlens(dict)(batch)
     assert "batch_metadata" in collated
@@ -433,7 +434,7 @@ def test_sentence_transformers_model():
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_hidden_states_of_some_layers(family, task, asked, configured):
-    """None in the place of those that were not asked for, where transformers gives it; MPNet gives all."""
+    """States that were not asked for are None, where transformers returns such a tuple; MPNet returns all states."""
     theirs = model(family, task, output_hidden_states=configured)
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     real = batch["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""What patch does for every family's encoder in training, with LoRA, and against float64."""
+"""patch on every family's encoder: in training, with LoRA, and against float64."""
 
 import copy
 import warnings
@@ -22,7 +22,7 @@ def loss(model, batch):
 
 
 def assert_same_training(ours, theirs, batch):
-    """The same loss and gradients, without a warning that says why the fused forward does not run."""
+    """The same loss and gradients, and no warning, because a warning would mean that the fused forward does not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         a, b = loss(ours, batch), loss(theirs, batch)

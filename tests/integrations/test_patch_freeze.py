@@ -1,4 +1,4 @@
-"""A call with gradients ends fastenc.freeze, whichever forward it takes: the step after it changes the weights."""
+"""A call with gradients ends fastenc.freeze, whichever forward it takes: the next step may change the weights."""
 
 import copy
 import warnings
@@ -30,7 +30,7 @@ def stepped(parameters, gradients=None):
 
 
 def step(call):
-    """A step of SGD in evaluation mode, after ``call(model, batch)``."""
+    """An SGD step in evaluation mode, after ``call(model, batch)``."""
 
     def take(m, batch):
         m.zero_grad()

@@ -1,4 +1,4 @@
-"""PEFT's LoRA on patched models: the same numbers, still fused."""
+"""PEFT's LoRA on patched models computes the same numbers, and stays fused."""
 
 import copy
 import warnings
@@ -29,7 +29,7 @@ def with_lora(family="bert", targets=("query", "value"), **options):
 
 
 def agree(ours, theirs, batch):
-    """Outputs and every gradient, without a word; and the encoder is fused, which leaves padding 0."""
+    """Outputs and every gradient agree without a warning, and padding is 0, as only a fused encoder leaves it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         labels = torch.tensor([0, 1, 1, 0])
@@ -60,7 +60,7 @@ def test_outputs_and_every_gradient_agree(family, targets, patched):
 
 
 def test_switches_of_adapters():
-    """Disabled, merged, scaled, another adapter: what PEFT computes, read at every call."""
+    """Disabled, merged, scaled, or another adapter: every call computes what PEFT computes."""
     theirs = with_lora()
     theirs.add_adapter("other", peft.LoraConfig(r=2, target_modules=["key"], lora_alpha=8))
     disturb(theirs)

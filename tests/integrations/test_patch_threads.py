@@ -1,4 +1,4 @@
-"""Threads share a patched model: with and without gradients, training beside serving."""
+"""Threads share a patched model: with and without gradients, training while serving."""
 
 import copy
 import os
@@ -13,7 +13,7 @@ from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 
 pytestmark = needs_cpp
-# 20,000 by hand: FASTENC_CALLS=20000.
+# To run 20,000 calls by hand: FASTENC_CALLS=20000.
 CALLS = int(os.environ.get("FASTENC_CALLS", 600))
 THREADS = 4
 
@@ -27,7 +27,7 @@ def switch_interval(request):
 
 
 def in_threads(work):
-    """Call work(number) in each of the threads; raise the first error."""
+    """Call work(number) in each thread; raise the first error."""
     errors = []
 
     def run(number):
@@ -70,12 +70,12 @@ def test_half_of_the_threads_with_gradients(task, switch_interval):
 
 
 def test_own_and_fused_forwards_at_once(switch_interval):
-    """A loss that reads padding in one thread does not change what another thread's call takes."""
+    """A loss that includes padding in one thread does not change which forward another thread's call takes."""
     theirs = model("bert", "ForTokenClassification")
     ours = fastenc.patch(copy.deepcopy(theirs))
     batch = padded_batch("bert")
     padding = batch["attention_mask"] == 0
-    labels = torch.ones_like(batch["input_ids"])  # of padding tokens, too
+    labels = torch.ones_like(batch["input_ids"])  # of padding tokens too
     with torch.no_grad():
         loss, logits = theirs(**batch, labels=labels).loss, theirs(**batch).logits
         with pytest.warns(UserWarning, match="a padding token has a label"):
@@ -89,7 +89,7 @@ def test_own_and_fused_forwards_at_once(switch_interval):
                 continue
             found = ours(**batch).logits
             torch.testing.assert_close(found[~padding], logits[~padding], rtol=0, atol=1e-5)
-            # The fused forward gives every padding token the head of a zero vector.
+            # The fused forward gives every padding token the head's value for a zero vector.
             assert torch.equal(found[padding], ours.classifier.bias.expand(int(padding.sum()), -1))
 
     in_threads(work)

@@ -46,7 +46,7 @@ def test_compile_of_one_graph_says_nothing(task):
         assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
 
 
-# Families whose code in transformers is another one than BERT's or each other's.
+# Families whose code in transformers differs from BERT's and from each other's.
 @pytest.mark.parametrize("family", COMPILED)
 def test_every_family_can_be_compiled(family):
     theirs, batch = model(family), padded_batch(family)
@@ -98,7 +98,7 @@ def test_directional_derivatives():
 
 
 def test_vmap_over_models():
-    """An ensemble: one call of two models' stacked weights."""
+    """An ensemble: one call computes two models with stacked weights."""
     ours, theirs = (
         m.set_attn_implementation("eager") or m for m in pair("ForSequenceClassification")
     )
@@ -158,6 +158,6 @@ def test_flops_are_those_of_the_products(training, lengths):
             if training:
                 loss.backward()
         counts.append(counter.get_total_flops())
-    # Our backward forms the scores again, in each of the two layers.
+    # Our backward computes the scores again, in each of the two layers.
     again = 2 * 2 * 64 * sum(length**2 for length in lengths) if training else 0
     assert counts[0] == counts[1] + again

@@ -1,4 +1,4 @@
-"""Weights are read at every call: whichever way they are changed, the next call computes with them."""
+"""Every call reads the weights: however they are changed, the next call uses the new ones."""
 
 import copy
 import threading
@@ -67,7 +67,7 @@ def step(m):
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_shows_at_the_next_call(change):
-    """Three calls each before and after, with enough tokens for packed weights, then one text."""
+    """Three calls before the change and three after it, with enough tokens for packed weights, then with one text."""
     theirs = model("bert", hidden_size=64, num_attention_heads=4)
     ours = fastenc.patch(copy.deepcopy(theirs))
     batches = [padded_batch("bert", (30,) * 12), padded_batch("bert", (9,))]

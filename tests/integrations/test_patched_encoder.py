@@ -1,4 +1,4 @@
-"""encoder_of: what an Encoder computes, computed over a patched model, beside the model itself and its checkpoint."""
+"""encoder_of: a patched model's Encoder computes the same as the model itself and as its checkpoint."""
 
 import copy
 
@@ -6,9 +6,21 @@ import pytest
 import torch
 
 import fastenc
-import fastenc.adapt
+from fastenc.adapt import (
+    Adapters,
+    Lora,
+    PrefixTuning,
+    PromptTuning,
+    add_adaptation,
+    freeze_encoder,
+    load_adaptation,
+    merge_adaptation,
+    unmerge_adaptation,
+    use_adaptation,
+)
 from fastenc.analysis import summarize_heads
 from fastenc.nn.stack import StackSpec
+from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.families import ENCODERS, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
@@ -55,7 +67,7 @@ def test_it_is_the_encoder_of_the_saved_checkpoint(tmp_path):
         assert torch.equal(ours.last_hidden_state, expected.last_hidden_state)
         torch.testing.assert_close(ours.pooled, expected.pooled)
         fastenc.freeze(patched)
-        assert encoder.frozen.current(encoder) is not None
+        assert encoder.frozen.current() is not None
         frozen = encoder(batch).last_hidden_state
         torch.testing.assert_close(frozen, fastenc.freeze(loaded)(batch).last_hidden_state)
     assert encoder.layer_ways() == loaded.layer_ways() and isinstance(encoder.stack, StackSpec)
@@ -98,12 +110,111 @@ def test_the_mode_and_the_weights_are_the_models():
         assert not torch.equal(encoder(batch).last_hidden_state, before)
 
 
+METHODS = (
+    Lora(rank=2, targets=("attention_out", "down")),
+    Lora(rank=2),
+    Adapters(4),
+    PrefixTuning(3),
+    PromptTuning(2),
+)
+
+
+def adapted_pair(family, method, tmp_path):
+    """(patched model, its encoder, the encoder loaded from its checkpoint), both with the same adaptation."""
+    theirs = model(family)
+    save(theirs, tmp_path)
+    patched = fastenc.patch(type(theirs).from_pretrained(tmp_path).eval())
+    encoder, loaded = fastenc.encoder_of(patched), fastenc.Encoder.from_pretrained(tmp_path)
+    add_adaptation(loaded, method)
+    disturb(loaded)
+    loaded.save_pretrained(tmp_path / "adapted")
+    load_adaptation(encoder, tmp_path / "adapted")
+    return patched, encoder, loaded
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "modernbert", "t5"])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_adaptations_are_those_of_an_encoder(family, method, tmp_path):
+    if family != "bert" and isinstance(method, PrefixTuning):
+        pytest.skip("these architectures take no prefix")
+    if family == "modernbert" and method == METHODS[1]:
+        method = Lora(rank=2, targets=("qkv",))
+    patched, encoder, loaded = adapted_pair(family, method, tmp_path)
+    batch = packed(padded_batch(family))
+    gradients = []
+    for each in (encoder, loaded):
+        output = each(batch).last_hidden_state
+        output.square().sum().backward()
+        trained = {
+            name: p.grad
+            for name, p in each.named_parameters()
+            if p.requires_grad and "model." not in name
+        }
+        gradients.append((output.detach(), trained))
+    (ours, of_ours), (expected, of_loaded) = gradients
+    torch.testing.assert_close(ours, expected)
+    assert of_ours.keys() == of_loaded.keys() and of_ours
+    for name, gradient in of_loaded.items():
+        torch.testing.assert_close(of_ours[name], gradient)
+    assert not any(p.requires_grad for p in patched.parameters())
+    encoder.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "adapter_model.safetensors").read_bytes() == (
+        tmp_path / "adapted" / "adapter_model.safetensors"
+    ).read_bytes()
+    use_adaptation(encoder, None)
+    plain = fastenc.Encoder.from_pretrained(tmp_path)
+    assert torch.equal(encoder(batch).last_hidden_state, plain(batch).last_hidden_state)
+
+
+def test_a_merged_adaptation_is_in_the_model(tmp_path):
+    patched, encoder, _ = adapted_pair("bert", Lora(rank=2), tmp_path)
+    inputs = padded_batch("bert")
+    before = patched(**inputs).last_hidden_state
+    merge_adaptation(encoder)
+    merged = patched(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+    torch.testing.assert_close(merged, encoder(packed(inputs)).last_hidden_state)
+    unmerge_adaptation(encoder)
+    assert torch.equal(patched(**inputs).last_hidden_state, before)
+    assert not torch.allclose(merged, before[inputs["attention_mask"].bool()])
+
+
+def test_layers_are_frozen_in_the_model_and_added_modules_follow_its_mode(tmp_path):
+    patched, encoder, _ = adapted_pair("bert", Lora(rank=2, dropout_p=0.5), tmp_path)
+    patched.requires_grad_(True)
+    freeze_encoder(encoder, layers=1)
+    assert not any(p.requires_grad for p in patched.embeddings.parameters())
+    assert not any(p.requires_grad for p in patched.encoder.layer[0].parameters())
+    assert all(p.requires_grad for p in patched.encoder.layer[1].parameters())
+    patched.train()
+    encoder(packed(padded_batch("bert")))
+    assert encoder.layers[0].adapted().training
+    patched.eval()
+    batch = packed(padded_batch("bert"))
+    assert torch.equal(encoder(batch).last_hidden_state, encoder(batch).last_hidden_state)
+
+
+def test_pefts_lora_and_ours_in_one_layer_is_an_error(tmp_path):
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(model("bert"), peft.LoraConfig(target_modules=["query"]))
+    fastenc.patch(wrapped)
+    encoder = fastenc.encoder_of(wrapped)
+    add_adaptation(encoder, Lora(rank=2))
+    with pytest.raises(ValueError, match=r"got PEFT's LoRA and one of fastenc.adapt"):
+        encoder(packed(padded_batch("bert")))
+
+
+def test_it_is_saved_as_the_model(tmp_path):
+    theirs, _, encoder = with_encoder("bert")
+    encoder.save_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    name = "model.safetensors"
+    assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+
+
 def test_what_it_cannot_take():
     with pytest.raises(ValueError, match=r"call fastenc.patch\(model\) first"):
         fastenc.encoder_of(model("bert"))
     _, patched, encoder = with_encoder("bert")
-    with pytest.raises(ValueError, match="a patched model takes PEFT's LoRA"):
-        fastenc.adapt.add_adaptation(encoder, fastenc.adapt.Lora())
     patched.encoder.layer[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="which runs its own forward, because"):
         encoder(packed(padded_batch("bert")))

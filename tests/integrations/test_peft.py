@@ -1,4 +1,4 @@
-"""LoRA and prefixes in the files of the PEFT library: written by one, they predict the same in the other."""
+"""LoRA and prefixes in the PEFT library's files: written by one library, they predict the same in the other."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ HEADS = {
     "FEATURE_EXTRACTION": (Encoder, None),
 }
 by_task = pytest.mark.parametrize("task", HEADS)
-# DistilBERT's class in transformers takes no keys from outside.
+# transformers' DistilBERT takes no keys from outside.
 PREFIXED = [family for family in FAMILIES if not BY_NAME[family].no_prefix]
 
 
 def batch_of(family: str, task: str) -> dict[str, torch.Tensor]:
-    """A batch without token types where PEFT does not hand them on."""
+    """A batch, without token types where PEFT does not pass them on."""
     padded = padded_batch(family)
     if task in ("QUESTION_ANS", "FEATURE_EXTRACTION"):
         padded.pop("token_type_ids", None)
@@ -74,7 +74,7 @@ def test_lora_interchanges_with_peft(family, targets, tmp_path):
     base = model(family, "ForSequenceClassification", num_labels=3)
     base.save_pretrained(tmp_path / "base")
     padded = padded_batch(family)
-    # Ours to theirs.
+    # From ours to theirs.
     own = SequenceClassifier.from_pretrained(tmp_path / "base")
     known = [
         t for several in own.config.architecture.lora_targets(own.config).values() for t in several
@@ -86,7 +86,7 @@ def test_lora_interchanges_with_peft(family, targets, tmp_path):
     own.save_pretrained(tmp_path / "ours")
     wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
     torch.testing.assert_close(theirs(wrapped, padded, "SEQ_CLS"), expected, rtol=0, atol=2e-5)
-    # Theirs to ours.
+    # From theirs to ours.
     wrapped.save_pretrained(tmp_path / "theirs")
     again = SequenceClassifier.from_pretrained(tmp_path / "theirs", num_labels=3)
     torch.testing.assert_close(ours(again, padded), expected, rtol=0, atol=1e-6)
@@ -95,10 +95,10 @@ def test_lora_interchanges_with_peft(family, targets, tmp_path):
 @by_task
 @pytest.mark.parametrize("family", PREFIXED)
 def test_prefix_interchanges_with_peft(family, task, tmp_path):
-    """Positions begin after the prefix in both."""
+    """In both, positions begin after the prefix."""
     model(family, HEADS[task][0].architecture, **labels(task)).save_pretrained(tmp_path / "base")
     padded = batch_of(family, task)
-    # Ours to theirs.
+    # From ours to theirs.
     own = HEADS[task][0].from_pretrained(tmp_path / "base")
     add_adaptation(own, PrefixTuning(4))
     disturb(own)
@@ -107,7 +107,7 @@ def test_prefix_interchanges_with_peft(family, task, tmp_path):
     base = transformers_model(family, task, tmp_path / "base")
     wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "ours")
     torch.testing.assert_close(theirs(wrapped, padded, task), expected, rtol=0, atol=2e-5)
-    # Theirs to ours.
+    # From theirs to ours.
     wrapped.save_pretrained(tmp_path / "theirs")
     again = HEADS[task][0].from_pretrained(tmp_path / "theirs")
     torch.testing.assert_close(ours(again, padded), expected, rtol=0, atol=1e-6)
@@ -125,7 +125,7 @@ def test_peft_has_no_prefix_for_distilbert(tmp_path):
 
 
 def trained_by_peft(family, task, method, folder):
-    """A model over an encoder without a head, its small parts saved in ``folder/peft``: no config.json."""
+    """A model over an encoder without a head. Its trained parts are saved in ``folder/peft``, without a config.json."""
     model(family).save_pretrained(folder / "base")
     base = transformers_model(family, task, folder / "base", **labels(task))
     if method == "lora":
@@ -161,7 +161,7 @@ def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_pa
             task_of(tmp_path / "peft")
         return
     assert task_of(tmp_path / "peft").name == name
-    # As an encoder without the head, too.
+    # Also as an encoder without the head.
     encoder = Encoder.from_pretrained(tmp_path / "peft")
     packed = pack(**padded)
     expected = found.encoder(packed).last_hidden_state

@@ -1,4 +1,4 @@
-"""LoRA, bottleneck adapters, prefixes and prompts; test_peft.py sets them beside the PEFT library's."""
+"""LoRA, bottleneck adapters, prefixes and prompts. test_peft.py compares them with the PEFT library's."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ by_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__n
 
 @pytest.fixture
 def base(tmp_path):
-    """A classifier that was loaded, so that it knows where its encoder came from."""
+    """A loaded classifier, which therefore knows where its encoder came from."""
     torch.manual_seed(0)
     SequenceClassifier(CONFIG, num_labels=3).save_pretrained(tmp_path / "base")
     return SequenceClassifier.from_pretrained(tmp_path / "base")
@@ -91,7 +91,7 @@ def test_gradients_are_those_of_finite_differences(base, method):
 
 
 def test_prefix_and_prompt_are_rows_that_every_token_sees(base):
-    """Against attention written out: the prefix's keys and values beside the sequence's own."""
+    """Compared with attention written out: the prefix's keys and values are added to the sequence's own."""
     layer = Layer(KINDS["bert"], (4, 3, 2), grad=False)
     prefix = torch.randn(5, 2, HEADS * HEAD_DIM)
     (y,) = layer.run(run_single_ops, adaptation=LayerAdaptation(prefix=prefix))
@@ -108,7 +108,7 @@ def test_prefix_and_prompt_are_rows_that_every_token_sees(base):
 
 
 def test_a_prefix_stands_on_the_first_positions(base):
-    """As the same tokens further back, with the prefix's keys and values."""
+    """The tokens behind it compute the same as at these later positions, with the prefix's keys and values."""
     add_adaptation(base, PrefixTuning(3))
     disturb(base)
     later = replace(BATCH, position_ids=BATCH.position_ids + 3)
@@ -178,7 +178,7 @@ def test_a_task_s_adaptation_loads_as_a_bare_encoder(base, method, tmp_path):
     encoder = Encoder.from_pretrained(tmp_path / "adapted")
     expected = base.encoder(BATCH).last_hidden_state
     assert torch.equal(encoder(BATCH).last_hidden_state, expected)
-    # And back: an encoder's adaptation under a head.
+    # And the other way: an encoder's adaptation under a head.
     encoder.save_pretrained(tmp_path / "encoder")
     again = SequenceClassifier.from_pretrained(tmp_path / "encoder")
     assert torch.equal(again.encoder(BATCH).last_hidden_state, expected)
@@ -222,7 +222,7 @@ def test_adaptations_are_swapped_each_with_its_head(base, tmp_path):
 
 
 def state_of(adapted):
-    """Everything that adding an adaptation changes."""
+    """Everything that an added adaptation changes."""
     encoder = adapted.encoder
     return (
         {name: parameter.requires_grad for name, parameter in adapted.named_parameters()},

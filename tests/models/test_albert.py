@@ -1,4 +1,4 @@
-"""ALBERT's traps."""
+"""What ALBERT does differently from other families."""
 
 import copy
 import warnings
@@ -16,7 +16,7 @@ from tests.helpers.patching import assert_same_gradients, assert_same_outputs
 
 @needs_cpp
 def test_a_projection_between_equal_widths(tmp_path):
-    """Other families project embeddings of another width only."""
+    """Other families project embeddings only if their width differs."""
     theirs = model("albert", embedding_size=32)
     ours = Encoder.from_pretrained(save(theirs, tmp_path / "theirs"))
     batch = padded_batch("albert")

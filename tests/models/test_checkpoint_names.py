@@ -1,4 +1,4 @@
-"""A checkpoint that has a weight under two names: with the same values it loads, with others it is refused."""
+"""A checkpoint with two names of one weight loads if their values are the same, and is refused otherwise."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from fastenc.models import Encoder
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.families import model, padded_batch
 
-# Family → (a weight's name in transformers' file, its other name).
+# Family → (a weight's name in transformers' file, another name of it).
 ALIASES = {
     "bert": ("encoder.layer.1.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"),
     "xlm-roberta": ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma"),

@@ -1,4 +1,4 @@
-"""Documents in chunks: what a classifier makes of their vectors."""
+"""Documents in chunks: how a classifier computes a result from their vectors."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.optimizer import parameter_groups
 from tests.helpers.training_run import WORDS, assert_bitwise_equal, weights, word_tokenizer
 
-# Lengths of the chunks of each document.
+# The lengths of the chunks, for each document.
 LENGTHS = [[9, 9, 4], [7], [9] * 8, [3, 9]]
 WIDE = EncoderConfig(
     vocab_size=20,
@@ -33,7 +33,7 @@ WIDE = EncoderConfig(
     hidden_dropout_p=0.0,
     attention_dropout_p=0.0,
 )
-# What the families' own checkpoints have.
+# The values in the configurations of the families' own checkpoints.
 FAMILIES = {
     "bert": {},
     "roberta": dict(pad_token_id=1, position_offset=2, type_vocab_size=1),
@@ -48,7 +48,7 @@ def long_texts(kind, **changes):
 
 
 def disturb(module):
-    """Away from 0 and 1, so that a mistake shows."""
+    """Moves parameters away from 0 and 1, so that a mistake shows."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -75,7 +75,7 @@ def packed(chunks, tokens_at_once=16_384):
 
 
 def aggregate_by_loop(kind, module, vectors, counts):
-    """Each document by itself, in plain torch; the transformer by torch.nn's."""
+    """Each document by itself in plain torch; the transformer with torch.nn's modules."""
     results = []
     for v in vectors.split(counts):
         if kind == "mean":
@@ -119,11 +119,11 @@ def torch_layer(block, x):
 
 @every_aggregation
 def test_aggregation_is_a_loop_over_documents(kind):
-    """Outputs and every gradient, beside the loop in float32, against the loop in float64."""
+    """Outputs and every gradient against the loop in float64; the budget comes from the loop in float32."""
     module = chunk_aggregator(kind, WIDE, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    lengths = 16 * LENGTHS  # enough sums for their errors to be alike
+    lengths = 16 * LENGTHS  # enough sums for the errors of both sides to be alike
     counts = [len(document) for document in lengths]
     vectors, dy = torch.randn(sum(counts), 32), torch.randn(len(counts), 32)
     described = pack_documents(lengths)
@@ -144,7 +144,7 @@ def test_aggregation_is_a_loop_over_documents(kind):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_heads_of_the_mean_of_what_it_takes(family):
-    """The head and the encoder as a model without chunks has them, a document and a chunk at a time."""
+    """The head and the encoder compute the same as in a model without chunks, one document and one chunk at a time."""
     model, chunks = classifier("mean", family), documents()
     plain = SequenceClassifier(model.config, num_labels=3).eval()
     plain.load_state_dict(model.state_dict())
@@ -260,7 +260,7 @@ def test_saved_and_loaded(kind, family, tmp_path):
 
 
 def test_a_new_task_begins_without_the_old_chunks(tmp_path):
-    """What training says counts; another class of model knows nothing of it."""
+    """The options of the training count; the other class of model does not know the old ones."""
     classifier("attention").save_pretrained(tmp_path)
     again = SequenceClassifier.from_pretrained(tmp_path, long_texts=None)
     assert again.aggregator is None and again.long_texts == LongTexts()
@@ -331,7 +331,7 @@ def test_bad_input_is_named():
 
 
 def reviews(count):
-    """Texts of 1 to 5 chunks, whose one telling word is in the middle."""
+    """Texts of 1 to 5 chunks; the only word that decides the label is in the middle."""
     draw = torch.Generator().manual_seed(0)
     texts = []
     for index in range(count):

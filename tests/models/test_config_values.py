@@ -1,4 +1,4 @@
-"""Wrong values in a model's JSON files are refused by name; large ones that change nothing are computed with."""
+"""Wrong values in a model's JSON files are refused by name. Large values that change no result are accepted."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ def test_a_wrong_value_is_named(family, key, value, message, tmp_path):
     ids=str,
 )
 def test_a_large_value_takes_no_memory(family, changes, tmp_path):
-    """transformers computes the angles and buckets of a batch, whatever the largest are."""
+    """transformers computes only the angles and buckets of a batch, however large the limits are."""
     theirs, batch = model(family, **changes), padded_batch(family)
     mask = batch["attention_mask"].bool()
     ours = Encoder.from_pretrained(save(theirs, tmp_path))

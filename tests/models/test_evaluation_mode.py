@@ -1,4 +1,4 @@
-"""An error in evaluation leaves the model's mode as it was."""
+"""An error during evaluation leaves the model in the mode in which it was."""
 
 from types import SimpleNamespace
 

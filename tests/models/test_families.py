@@ -1,6 +1,6 @@
-"""Every family, everything that it must do: values and gradients, files, dropout, autocast, compile, adaptations.
+"""What every family must do: values and gradients, files, dropout, autocast, compile, adaptations.
 
-tests/integrations/test_patch_families.py has what else is asked of a patched model of transformers.
+tests/integrations/test_patch_families.py has further tests of patched transformers models.
 """
 
 import copy
@@ -58,9 +58,9 @@ EVERY_DTYPE = pytest.mark.parametrize(
 
 
 class Example:
-    """A batch of texts of several lengths, its labels, and a model's outputs and loss on it in either library.
+    """A batch of texts of several lengths, its labels, and a model's outputs and loss in either library.
 
-    transformers' answers are a softmax over the padded length, so that texts with answers have one length.
+    For question answering all texts have one length, because transformers' softmax includes padding.
     """
 
     def __init__(self, family, kind):
@@ -79,7 +79,7 @@ class Example:
         self.tokens = torch.randint(high, (rows, length), generator=draw).where(chosen, -100)
 
     def theirs(self, model):
-        """(outputs of the real tokens or of the sequences, loss) of a model of transformers."""
+        """(outputs of real tokens or of sequences, loss) of a transformers model."""
         if self.kind == "Model":
             hidden = model(**self.padded).last_hidden_state[self.mask]
             return hidden, (hidden * self.weight.to(hidden)).sum()
@@ -107,7 +107,7 @@ class Example:
 
 
 def gradients(model):
-    """Gradients of a model of either library, by transformers' names; a tied weight has several names."""
+    """The gradients of a model of either library, by transformers' names; a tied weight has several names."""
     if not isinstance(model, PretrainedModel):
         named = model.named_parameters(remove_duplicate=False)
         return {name: p.grad for name, p in named if p.grad is not None}
@@ -126,16 +126,17 @@ def several_names(model):
 
 
 def in_dtype(model, dtype):
-    """As from_pretrained loads it: Module.to would round the frequencies of rotary angles too."""
+    """Like from_pretrained; Module.to would round the frequencies of rotary angles too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
 def within(found, plain, exact, scale, what):
-    """Error, as a norm, of at most twice transformers' own and half a rounding step; ``scale``: of the terms of a sum.
+    """The error, as a norm, is at most twice transformers' own plus half a rounding step.
 
-    In float32, where the order of a sum's terms is all there is, four times.
+    In float32 it is four times, because there the models differ only in the order of a sum's terms. ``scale``: the size
+    of a sum's terms.
     """
     error = lambda x: float((x.double() - exact).norm())
     step = torch.finfo(plain.dtype).eps / 2 * max(float(exact.norm()), scale)
@@ -144,7 +145,7 @@ def within(found, plain, exact, scale, what):
 
 
 def dropouts(family):
-    """The probabilities of the encoder in a configuration, all 0."""
+    """The names of the encoder's dropout probabilities in a configuration, all 0."""
     heads = ("classif", "qa_", "summary", "pooler_")
     values = config(family).to_dict()
     names = [name for name, p in values.items() if "dropout" in name and p is not None]
@@ -155,7 +156,7 @@ def dropouts(family):
 @EVERY_DTYPE
 @needs_cpp
 def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
-    """Of a loaded model and of a patched one."""
+    """Of a loaded model, and of a patched model."""
     theirs, example = in_dtype(model(family, kind), dtype), Example(family, kind)
     loaded = KINDS[kind].from_pretrained(save(theirs, tmp_path), dtype=dtype)
     patched, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
@@ -163,9 +164,9 @@ def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
     for loss in (plain[1], wanted[1]):
         loss.backward()
     plain_gradients, exact_gradients = gradients(theirs), gradients(exact)
-    # The bare encoder's loss is a sum over all outputs.
+    # For the bare encoder, the loss is a sum over all outputs.
     terms = float(wanted[0].detach().abs().sum()) if kind == "Model" else 0.0
-    # Some gradients are sums that cancel, such as that of a key's bias, which cannot change a softmax.
+    # Some gradients are sums that cancel. For example, a key's bias cannot change a softmax.
     largest = max(float(gradient.norm()) for gradient in exact_gradients.values())
     floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
     for ours, (outputs, loss) in (
@@ -202,9 +203,9 @@ def test_files_both_ways_bit_for_bit(family, kind, tmp_path):
 @EVERY_ENCODER
 @needs_cpp
 def test_each_dropout_is_transformers(family, tmp_path):
-    """A text in 600 rows: each output's mean and deviation over the rows, one kind of dropout after another.
+    """A text in 600 rows: mean and deviation of each output over the rows, for one dropout at a time.
 
-    Of a loaded model and of a patched one.
+    Of a loaded model, and of a patched model.
     """
     rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(600, -1)
     batch = pack_sequences([row.tolist() for row in rows])
@@ -250,16 +251,16 @@ def test_autocast(family, tmp_path):
 @EVERY_ENCODER
 def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
     layers = ARCHITECTURES[config(family).model_type].config_names["num_layers"]
-    # As few as show everything: a graph takes a second to make.
+    # As few layers as show everything: compiling a graph takes a second.
     count = 2 if family in ("albert", "modernbert", "umt5") else 1
     ours = Encoder.from_pretrained(save(model(family, **{layers: count}), tmp_path))
-    torch.compiler.reset()  # or it would give up after some recompilations
+    torch.compiler.reset()  # otherwise it would give up after some recompilations
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
     example, results = Example(family, "Model"), []
     for m in (ours, compiled):
         ours.zero_grad()
         example.ours(m)[1].backward()
-        # The graph has zeros for a pooler that the loss does not read.
+        # The compiled graph returns zeros for a pooler that the loss does not read.
         gradient = lambda p: torch.zeros_like(p) if p.grad is None else p.grad
         results.append({name: gradient(p) for name, p in ours.named_parameters()})
     floor = 1e-3 * max(grad.norm() for grad in results[0].values())
@@ -270,7 +271,7 @@ def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
 
 @EVERY_ENCODER
 def test_gradient_checkpointing_gives_the_same_gradients(family, tmp_path, monkeypatch):
-    """With dropout: the second forward draws the first one's masks."""
+    """With dropout: the recomputed forward draws the same masks as the first."""
     ours = Encoder.from_pretrained(save(model(family), tmp_path)).train()
     recomputed = []
     counted = lambda *call, **options: (
@@ -306,7 +307,7 @@ METHODS = {
 @EVERY_ENCODER
 @pytest.mark.parametrize("method", METHODS)
 def test_adaptations(family, method, tmp_path):
-    """Only they are trained, their gradients are finite differences', and files hold them alone."""
+    """Only the adaptations are trained, their gradients match finite differences, and files hold nothing else."""
     ours = Encoder.from_pretrained(save(model(family), tmp_path / "base"))
     plain = ours(Example(family, "Model").packed).last_hidden_state
     if method == "prefix" and (BY_NAME[family].sees_distances or family == "albert"):
@@ -349,7 +350,7 @@ def test_adaptations(family, method, tmp_path):
     assert float(sum((p.grad * d).sum() for p, d in steps)) == pytest.approx(slope, rel=1e-3)
 
 
-# Configurations beside those of tests.helpers.families, switch by switch.
+# Configurations that differ from those of tests.helpers.families in one switch.
 SWITCHES = [
     ("bert", dict(hidden_act="relu")),
     ("bert", dict(tie_word_embeddings=False)),
@@ -368,7 +369,7 @@ SWITCHES = [
     ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
     ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
-    # Groups that do not divide the layers.
+    # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),
     ("t5", dict(relative_attention_num_buckets=8, relative_attention_max_distance=20)),
     ("t5", dict(feed_forward_proj="gated-silu", num_heads=3, d_kv=16)),
@@ -408,7 +409,7 @@ def test_switches(family, changes, tmp_path):
 
 @needs_cpp
 def test_sparse_prediction():
-    """ModernBERT's switch that leaves out logits where there is no label."""
+    """ModernBERT's switch that computes logits only of labelled tokens."""
     theirs = model("modernbert", "ForMaskedLM", sparse_prediction=True)
     example = Example("modernbert", "ForMaskedLM")
     patched = fastenc.patch(copy.deepcopy(theirs))
@@ -437,7 +438,7 @@ AGREEING = {"dense_act_fn": "gelu_pytorch_tanh", "is_gated_act": True}
     ids=str,
 )
 def test_t5s_feed_forward_layer_is_described_twice(family, changes, wrong, tmp_path):
-    """transformers computes with ``dense_act_fn`` and ``is_gated_act``, whatever feed_forward_proj says."""
+    """transformers computes with ``dense_act_fn`` and ``is_gated_act`` and ignores feed_forward_proj."""
     theirs, batch = model(family, **changes), padded_batch(family)
     folder = save(theirs, tmp_path)
     if wrong is None:

@@ -1,4 +1,4 @@
-"""First weights of ModernBERT: the truncated normals of transformers, weight by weight."""
+"""Initial weights of ModernBERT: transformers' truncated normal distributions, weight by weight."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ SIZES = MODERNBERT_SIZES | dict(hidden_size=256, intermediate_size=192, num_hidd
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("changes", [{}, {"initializer_cutoff_factor": 1.0, "decoder_bias": False}])
 def test_first_weights_of_modernbert(kind, changes, tmp_path):
-    """The same distribution, by a test of Kolmogorov and Smirnov that one weight of 10,000 fails."""
+    """The same distributions, by a Kolmogorov-Smirnov test with p = 1e-4."""
     transformers, stats = pytest.importorskip("transformers"), pytest.importorskip("scipy.stats")
     torch.manual_seed(0)
     theirs = getattr(transformers, f"ModernBert{kind}")(config("modernbert", **SIZES, **changes))
@@ -40,7 +40,7 @@ def test_first_weights_of_modernbert(kind, changes, tmp_path):
     embedding = found["encoder.embeddings.word.weight"]
     cutoff = changes.get("initializer_cutoff_factor", 2.0)
     assert 0.9 * cutoff * 0.02 < embedding.abs().max() <= cutoff * 0.02
-    # A head that a checkpoint lacks begins the same way.
+    # A head that a checkpoint lacks is initialised in the same way.
     ours.encoder.save_pretrained(tmp_path)
     loaded = HEADS[kind].from_pretrained(tmp_path)
     for name, value in loaded.named_parameters():

@@ -17,7 +17,7 @@ from fastenc.models import (
 )
 from fastenc.nn.ways import fused_sublayers
 from fastenc.objectives import OBJECTIVES, PACKINGS
-from fastenc.ops import _library
+from fastenc.ops import library
 from fastenc.packing import pack, pack_sequences
 from fastenc.train import TrainConfig, Trainer
 from tests.helpers.families import FAMILIES, model, padded_batch
@@ -38,7 +38,7 @@ def a_batch(*lengths, seed=0):
 
 
 def a_gradient(batch):
-    """Of last_hidden_state: one for which a sum of squares, which the last norm keeps the same, would not do."""
+    """A gradient of last_hidden_state. A sum of squares would not do, because the last norm keeps it constant."""
     return torch.randn(batch.total_tokens, CONFIG.hidden_size, device=CUDA)
 
 
@@ -155,7 +155,7 @@ def test_a_training_step_does_not_wait():
 
 
 def check_steps_do_not_wait(m, arguments):
-    """Autocast, loss, gradients and an optimiser's step, after one that compiles the kernels."""
+    """Autocast, loss, gradients and an optimiser's step, after a first step that compiles the kernels."""
     optimizer = torch.optim.AdamW(m.parameters(), fused=True)
 
     def step():
@@ -172,7 +172,7 @@ def check_steps_do_not_wait(m, arguments):
     assert torch.stack(losses).isfinite().all()
 
 
-@pytest.mark.skipif(not _library.HAS_CUDA, reason="the extension was compiled without CUDA")
+@pytest.mark.skipif(not library.HAS_CUDA, reason="the extension was compiled without CUDA")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_steps_of_every_objective_do_not_wait(name):
     tokenizer, chosen = word_tokenizer(), OBJECTIVES[name]

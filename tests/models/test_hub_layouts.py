@@ -62,7 +62,7 @@ GTE_CONFIG = dict(
     rope_scaling={"factor": 8.0, "type": "ntk"},
     rope_theta=20000,
 )
-# In a layer: transformers' names → the remote code's.
+# For a layer: transformers' names → the remote code's.
 NOMIC_NAMES = {
     "self_attn.o_proj": "attn.out_proj",
     "mlp.up_proj": "mlp.fc11",
@@ -79,7 +79,7 @@ GTE_NAMES = {
 
 
 def remote_tensors(family, tensors):
-    """A checkpoint of transformers under the remote code's names."""
+    """The tensors of a transformers checkpoint, with the remote code's names."""
     path, names = ("layers", NOMIC_NAMES) if family == "nomic_bert" else ("layer", GTE_NAMES)
     qkv = "attn.Wqkv" if family == "nomic_bert" else "attention.qkv_proj"
     found = {}
@@ -103,7 +103,7 @@ def remote_tensors(family, tensors):
 
 
 def remote_folder(family, theirs, folder, **changes):
-    """``theirs`` as a folder that the remote code wrote."""
+    """``theirs`` as a folder that the remote code would write."""
     folder.mkdir(exist_ok=True)
     config = (NOMIC_CONFIG if family == "nomic_bert" else GTE_CONFIG) | changes
     name = type(theirs).__name__.replace("Gte", "New")
@@ -114,7 +114,7 @@ def remote_folder(family, theirs, folder, **changes):
 
 
 def with_ntk(theirs, theta=20000.0, factor=8.0, dim=16):
-    """A model of transformers with the frequencies of the remote code's "ntk", of kexue.fm/archives/9706."""
+    """A transformers model with the frequencies of the remote code's "ntk" (kexue.fm/archives/9706)."""
     pairs = torch.arange(dim // 2, dtype=torch.float64)
     frequencies = (factor * theta) ** (-2 * pairs / dim) * factor ** (-2 / dim)
     base = getattr(theirs, "gte", theirs)
@@ -149,7 +149,7 @@ def test_a_folder_of_the_remote_code(family, kind, tmp_path):
             close(found.logits, logits[mask] if kind == "ForMaskedLM" else logits)
 
     agree(theirs)
-    # What is saved is transformers' own, angles and all.
+    # The saved file has transformers' names, and the same angles.
     ours.save_pretrained(tmp_path / "saved")
     agree(type(theirs).from_pretrained(tmp_path / "saved").eval())
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())

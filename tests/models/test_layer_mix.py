@@ -1,4 +1,4 @@
-"""A learned mix of layers below every head, against transformers' states mixed in plain torch."""
+"""A learned mix of layers below every head, compared with transformers' states mixed in plain torch."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.helpers.commands import failure, run
 from tests.helpers.families import FAMILIES, model, padded_batch
 
 GAMMA = 1.6
-SPANS = dict(  # of the first sequence's five tokens
+SPANS = dict(  # in the first sequence, which has five tokens
     word_rows=torch.arange(5),
     windows=torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 4]]),
     starts=torch.tensor([0, 1, 3]),
@@ -53,7 +53,7 @@ def plain_mix(states):
 
 
 def check(ours, logits, expected, s, gamma):
-    """Values, and the gradients that a weighted sum of the logits sends to the mix."""
+    """Compare values, and the mix's gradients of a weighted sum of the logits."""
     close(logits, expected)
     weights = torch.randn_like(expected)
     (logits * weights).sum().backward()
@@ -100,7 +100,7 @@ def test_vectors_of_texts_pool_the_mix(pooling, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_mixes_its_states(family, tmp_path):
-    """Spans, whose head is ours: it is given the mix of transformers' states."""
+    """For spans, whose head is ours: it gets the mix of transformers' states."""
     theirs = model(family)
     folder = save(theirs, tmp_path)
     ours = mixed_model(SpanClassifier, folder, label_names=["A", "B"], max_span_words=2)
@@ -113,7 +113,7 @@ def test_every_family_mixes_its_states(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_under_autocast_and_in_bfloat16(family, tmp_path):
-    """Where the states' dtypes may differ."""
+    """The states of different layers may have different dtypes."""
     ours = mixed_model(TokenClassifier, save(model(family), tmp_path), num_labels=3)
     batch = packed(padded_batch(family))
     exact = ours(batch).logits
@@ -294,7 +294,7 @@ def test_every_task_trains_evaluates_and_predicts_with_a_mix(base, data, task, f
     assert (data / f"predictions{suffix}").stat().st_size
 
 
-def test_what_is_wrong_is_said(base, data, capsys):
+def test_bad_input_is_named(base, data, capsys):
     command = ("finetune", base, data / "texts.tsv", "-o", data / "out", "--layers")
     assert "layers must be mix, or left out, got '3'" in failure(capsys, *command, "3")
     said = failure(capsys, *command, "mix", "--adapt", "features")

@@ -1,8 +1,8 @@
 """No forward, backward or training step reads a device tensor's values on the host.
 
-On the meta device tensors have no values: reading one (item, tolist, bool, nonzero, indexing by a mask) raises. The
-library's checks of values are for CPU tensors only, so on meta everything takes the path of a GPU, with each kernel's
-fake in its place.
+Tensors on the meta device have no values, so reading one raises (item, tolist, bool, nonzero, indexing by a mask). The
+library checks values of CPU tensors only. So on meta everything takes the path of a GPU, with each kernel's fake
+implementation.
 """
 
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ from fastenc.models import (
 )
 from fastenc.models.heads.span_classifier import REPRESENTATIONS
 from fastenc.objectives import Electra
-from fastenc.ops import _dispatch, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import dispatch, linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.packing import pack, pack_documents, pack_sequences
 from fastenc.text.long_texts import AGGREGATIONS
 from fastenc.train import TrainConfig, Trainer
@@ -39,17 +39,17 @@ SIZES = (97, 32, 2, 2, 48, 40)  # as an EncoderConfig's first fields
 
 @pytest.fixture(autouse=True)
 def kernels_on_meta(monkeypatch):
-    """Meta tensors take the GPU's implementations."""
-    elsewhere = _dispatch.unsupported_reason
+    """Meta tensors use the GPU's implementations."""
+    elsewhere = dispatch.unsupported_reason
 
     def reason(op, impl, x, cpp_limit, triton_limit):
-        if x.device == META and impl in _dispatch.DECLARED[op].implementations and impl != "cpp":
+        if x.device == META and impl in dispatch.DECLARED[op].implementations and impl != "cpp":
             return triton_limit if impl == "triton" else None
         return elsewhere(op, impl, x, cpp_limit, triton_limit)
 
-    monkeypatch.setattr(_dispatch, "unsupported_reason", reason)
-    # Torch has no autocast for meta tensors, and raises where one asks.
-    monkeypatch.setattr(_dispatch, "autocast_dtype", lambda device: None)
+    monkeypatch.setattr(dispatch, "unsupported_reason", reason)
+    # torch has no autocast for meta tensors and raises if code asks for it.
+    monkeypatch.setattr(dispatch, "autocast_dtype", lambda device: None)
 
 
 def a_batch():
@@ -157,7 +157,7 @@ def test_masked_lm_with_labels(max_labels):
 
 
 def test_a_step_that_is_recorded(monkeypatch):
-    """AdamW's kernel has no form for meta tensors and is left out; nor is there autocast."""
+    """Without AdamW's kernel, which has no fake implementation, and without autocast."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     m = on_meta(MaskedLM).train()
     optimizer = torch.optim.AdamW(m.parameters(), fused=True)
@@ -181,7 +181,7 @@ def test_sentence_embeddings(kind):
 
 
 def test_every_op_took_its_kernel():
-    """The test above would prove little of a GPU if it ran the references."""
+    """If the models ran the references, the tests above would prove little about a GPU."""
     called = set()
 
     class Record(TorchDispatchMode):
@@ -279,7 +279,7 @@ def test_packing_with_known_sizes():
 
 
 def test_a_training_step(tmp_path, monkeypatch):
-    """All of the Trainer's own work; AdamW's kernel has no form for meta tensors and is left out."""
+    """All of the Trainer's own work, without AdamW's kernel, which has no fake implementation."""
     labels = torch.zeros(2, dtype=torch.long)
     collate = lambda examples, step: {"batch": pack_sequences(examples), "labels": labels}
     config = EncoderConfig(*SIZES)

@@ -1,4 +1,4 @@
-"""What a forward does once for all layers: random states, casts of weights, bounds of sequences."""
+"""What a forward does once for all layers: drawing random states, casting weights, finding bounds of sequences."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +25,7 @@ BATCH = pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8]])
 
 
 class Calls(TorchDispatchMode):
-    """Counts the ops that run inside."""
+    """Counts the ops that run in the context."""
 
     def __init__(self):
         super().__init__()
@@ -58,9 +58,9 @@ SUBJECTS = {"encoder": an_encoder, "patched": a_patched_model}
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_masks_are_drawn_and_weights_cast_together(subject):
     calls = train(*SUBJECTS[subject]())
-    assert calls["aten::randint"] == 2  # the embeddings' mask, and those of all layers
+    assert calls["aten::randint"] == 2  # one for the embeddings' mask, one for those of all layers
     layers = calls["fastenc::attention_fwd"]
-    # One cast for all layers in the forward; in the backward one for each sublayer's gradients.
+    # One cast for all layers in the forward, and one for each sublayer's gradients in the backward.
     assert layers >= 2 and calls["aten::_foreach_copy_"] == 1 + 2 * layers
 
 
@@ -81,7 +81,7 @@ def test_casts_made_together_change_no_bit(subject, monkeypatch):
         assert torch.equal(grad, found[1][name]), name
 
 
-def test_what_is_not_cast_together():
+def test_when_weights_are_not_cast_together():
     weights = [Layer(KINDS["bert"]).weights()]
     x = torch.randn(4, weights[0].down_weight.shape[0])
     assert casts.cast_weights(x, weights) is None

@@ -1,4 +1,4 @@
-"""Rotary angles for longer texts than those of pretraining, against transformers' and the hub's remote code."""
+"""Rotary angles for longer texts than in pretraining, against transformers' and the hub's remote code."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ ROTARY = pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert"])
 
 
 def scaled(family, given):
-    """A model of transformers with these angles in every layer."""
+    """A transformers model with these angles in every layer."""
     given = {"rope_theta": THETA, **given}
     if family == "modernbert":
         given = {"full_attention": given, "sliding_attention": copy.deepcopy(given)}
@@ -59,7 +59,7 @@ def test_a_ramp_without_width_and_one_between_pairs():
 
 @needs_cpp
 def test_modernberts_ramp_is_rounded_as_transformers_rounds_it(tmp_path):
-    """transformers does not read ``truncate`` in the dictionary of a kind of layers."""
+    """transformers does not read ``truncate`` from the rope parameters of a layer type."""
     settings = config("modernbert")
     longer = {"rope_theta": THETA, "original_max_position_embeddings": 16, "truncate": False}
     inside = YARN | longer
@@ -92,7 +92,7 @@ def test_values_agree_with_transformers(family, given, tmp_path):
 @ROTARY
 @needs_cpp
 def test_gradients_agree_with_transformers(family):
-    """With YaRN, whose rotation also stretches."""
+    """With YaRN, whose rotation also scales."""
     theirs = scaled(family, KINDS["yarn, given amplitude"])
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     weight = torch.linspace(-1, 1, 32) * batch["attention_mask"][..., None]
@@ -108,7 +108,7 @@ def test_gradients_agree_with_transformers(family):
 @ROTARY
 @needs_cpp
 def test_angles_that_depend_on_the_batch(family, tmp_path):
-    """Dynamic NTK: transformers scales by the longest text of this call and of those before. Texts within the model's
+    """Dynamic NTK: transformers scales by the longest text of this call and of earlier calls. Texts within the model's
     positions have unscaled angles."""
     theirs = scaled(family, KINDS["dynamic"])
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
@@ -151,7 +151,7 @@ def test_angles_that_depend_on_the_batch(family, tmp_path):
     ],
 )
 @ROTARY
-def test_what_is_not_computed_is_refused(family, given, message, tmp_path):
+def test_unsupported_settings_are_refused(family, given, message, tmp_path):
     folder = save(model(family), tmp_path)
     if family == "modernbert":
         given = {"full_attention": given}
@@ -163,7 +163,7 @@ def test_what_is_not_computed_is_refused(family, given, message, tmp_path):
 
 @ROTARY
 def test_an_older_files_scaling(family, tmp_path):
-    """``rope_scaling``, which transformers writes no more and reads still."""
+    """``rope_scaling``, which transformers reads but no longer writes."""
     folder = save(model(family), tmp_path)
     values = json.loads((folder / "config.json").read_text())
     del values["rope_parameters"]

@@ -1,4 +1,4 @@
-"""Against the reference, which goes through the spans one by one."""
+"""Scores of spans against the reference, which computes one span at a time."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ every_module = pytest.mark.parametrize("name", MODULES)
 
 
 def all_spans(sentences=SENTENCES, longest=LONGEST):
-    """(first, last) of each span, and each word's window."""
+    """(first, last) of each span, and the window of each word."""
     spans, windows, begin = [], [], 0
     for length in sentences:
         stop = begin + length
@@ -45,7 +45,7 @@ def run(module, words, spans, windows):
 
 
 def plain(module, words, spans, dtype):
-    """(scores, the parameters and words that they came from) of the reference in a dtype."""
+    """(scores of the reference, the parameters and words that it used) in a dtype."""
     values = {n: p.detach().to(dtype).requires_grad_() for n, p in module.named_parameters()}
     words = words.detach().to(dtype).requires_grad_()
     if isinstance(module, BiaffineScores):
@@ -101,7 +101,7 @@ def test_a_subset_of_spans_in_any_order(name):
 @every_module
 @pytest.mark.parametrize("value", [1e6, float("nan")])
 def test_a_sentence_does_not_show_in_the_next(name, value):
-    """Prefix sums over the whole batch would lose six digits to the first sentence."""
+    """Prefix sums over the whole batch would lose six digits through the first sentence."""
     spans, windows = all_spans()
     module, words = made(name), torch.randn(sum(SENTENCES), WIDTH)
     words[: SENTENCES[0]] = value

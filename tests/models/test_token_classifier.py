@@ -87,7 +87,7 @@ def test_a_crf_is_saved_with_the_checkpoint(tmp_path):
         assert torch.equal(value, again.state_dict()[name]), name
     plain = TokenClassifier.from_pretrained(tmp_path, crf=False)
     assert plain.crf is None and plain.extra_config()["crf"] is False
-    # A checkpoint without one gives it first weights.
+    # A checkpoint without a CRF gives the CRF initial weights.
     plain.save_pretrained(tmp_path / "plain")
     fresh = TokenClassifier.from_pretrained(tmp_path / "plain", crf=True)
     assert not any(p.is_meta for p in fresh.parameters())
@@ -102,7 +102,7 @@ def test_loss_and_gradients_of_a_crf_are_pytorch_crfs():
     theirs.load_state_dict(ours.crf.state_dict())
     ids, lengths = torch.randint(5, 97, (3, 7)), torch.tensor([7, 4, 5])
     batch = pack(ids, torch.arange(7) < lengths[:, None])
-    # Words begin at every token but the first and last of a sequence, and but its third.
+    # A word begins at every token except the first, the last and the third of a sequence.
     starts = [[1, 3, 4, 5], [1], [1, 3]]
     tags = [[1, 2, 0, 3], [4], [0, 1]]
     offsets = batch.cu_seqlens.tolist()
@@ -129,7 +129,7 @@ def test_loss_and_gradients_of_a_crf_are_pytorch_crfs():
 
 @pytest.mark.parametrize("names", [IOB2, ["O", "B-X", "I-X", "E-X", "S-X"]])
 def test_decoding_finds_the_best_allowed_path_and_its_marginals(names):
-    """Against the enumeration of all paths that the scheme allows."""
+    """Compared with the enumeration of all paths that the tag scheme allows."""
     ours = TokenClassifier(TINY, label_names=names, crf=True)
     with torch.no_grad():
         for parameter in ours.crf.parameters():
@@ -189,3 +189,8 @@ def test_bad_input_is_named(tmp_path):
         ValueError, match=r"head has the labels .*, the data has \['O', 'B-Z'\] \(look at"
     ):
         TokenClassifier.from_pretrained(tmp_path / "tokens", label_names=["O", "B-Z"])
+
+
+def test_a_model_without_a_tokenizer_says_what_it_needs():
+    with pytest.raises(ValueError, match="must have a tokenizer, got none: load it from a folder"):
+        TokenClassifier(TINY, label_names=IOB2).own_tokenizer()

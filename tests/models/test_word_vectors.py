@@ -1,4 +1,4 @@
-"""Vectors of words against sums written out over transformers' hidden states."""
+"""Vectors of words, compared with sums written out over transformers' hidden states."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ COMBINE = {
 
 
 def encoder_of(family, folder):
-    """(ours, transformers'), four layers deep, with a tokenizer that cuts words into pieces."""
+    """(our encoder, transformers'), four layers deep, with a tokenizer that splits words into pieces."""
     layers = {"n_layers": 4} if family == "distilbert" else {"num_hidden_layers": 4}
     kind = KINDS.get(family, "unigram")
     texts = ["the dog sees a cat", "rivers sleep", "un believ able in com prehens ible"]
@@ -50,7 +50,7 @@ def encoder_of(family, folder):
 
 @torch.no_grad()
 def expected(ours, theirs, words, layers, combine, subwords):
-    """A sentence at a time, every state kept, a loop over words."""
+    """One sentence at a time, with all states kept, in a loop over words."""
     if not words:
         return None
     tokenizer = type(ours.tokenizer).from_str(ours.tokenizer.to_str())
@@ -63,7 +63,7 @@ def expected(ours, theirs, words, layers, combine, subwords):
 
 
 def ours_prefixed(tokenizer):
-    """Byte-level tokenizers read a word as after a space."""
+    """Byte-level tokenizers must read a word as if after a space."""
     from tokenizers import pre_tokenizers
 
     if "ByteLevel" in tokenizer.to_str():
@@ -121,13 +121,13 @@ def test_strings_are_split_at_white_space_and_words_without_tokens_are_unknown(t
 
 
 def test_a_long_sentence_is_read_in_windows(tmp_path):
-    """Each word from the window in which it is most central; a word of any length has a vector."""
+    """Each word's vector comes from the window in which the word is most central. A word of any length has a vector."""
     ours, theirs = encoder_of("bert", tmp_path)
     words = ["dog" if index % 3 else "unbelievable" for index in range(90)]
     words[30] = "incomprehensible" * 6  # longer than the model's positions
     found = ours.embed_words([words], layers=(-1,), subwords="first")
     assert found.vectors.shape == (90, 32) and found.vectors.isfinite().all()
-    # The first words see the first window alone.
+    # The first words are in the first window only.
     ids = ours.tokenizer.encode(words, is_pretokenized=True).ids[: ours.positions - 1]
     window = torch.tensor([[*ids, ours.tokenizer.token_to_id("[SEP]")]])
     with torch.no_grad():
@@ -174,9 +174,9 @@ def test_only_the_wanted_states_are_visited(tmp_path):
         ({"out": "x.txt"}, "out must be a file name that ends in .npy, got x.txt"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(tmp_path, options, message):
+def test_bad_input_is_named_before_any_work(tmp_path, options, message):
     ours, _ = encoder_of("bert", tmp_path)
-    ours.embeddings.forward = None  # whoever computes fails
+    ours.embeddings.forward = None  # any forward fails
     with pytest.raises(ValueError, match=message):
         embed_words(ours, SENTENCES, **options)
 

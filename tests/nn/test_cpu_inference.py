@@ -1,4 +1,4 @@
-"""A layer without gradients in two ops of the CPU, beside torch's own functions."""
+"""A layer without gradients in two CPU ops, compared with torch's own functions."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.ways import cpu_inference
 from fastenc.nn.ways.cpu_inference import pack, run_cpu_inference, unsupported_reason
-from fastenc.ops import _gemm
+from fastenc.ops import gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
@@ -29,8 +29,8 @@ def threads(request):
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """A processor that computes bfloat16 products by conversion."""
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: True)
+    """A processor without bfloat16 units, which computes bfloat16 products in float32."""
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: True)
 
 
 def check(layer, **options):
@@ -56,7 +56,7 @@ def test_every_kind(name, frozen, dtype, lengths, emulated):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [(1,), (3, 0, 20)], ids=str)
 def test_few_rows(name, form, dtype, lengths, monkeypatch):
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: form == "emulated")
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: form == "emulated")
     layer = Layer(KINDS[name], lengths, dtype)
     check(layer, prepared=Prepared(packed=pack(layer.weights()) if form == "frozen" else None))
 
@@ -66,7 +66,7 @@ def test_few_rows_by_every_instruction_set(dtype, instruction_set, threads):
     check(Layer(KINDS["bert"], (20, 0, 5), dtype))
 
 
-# 336 is more than the kernel keeps at a time, and no whole number of panels.
+# 336 columns are more than the kernel computes at a time, and no whole number of panels.
 @pytest.mark.parametrize(
     ("activation", "inner", "gated"),
     [("gelu", 96, False), ("gelu", 336, False), ("gelu_tanh", 336, False), ("silu", 336, True)],
@@ -79,7 +79,8 @@ def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, 
 
 
 def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # sequences are shared out either way
+    # Both runs then give a thread whole sequences.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     layer = Layer(KINDS["bert"], (7, 130, 250), grad=False)
     (whole,) = layer.run(run_cpu_inference)
     layer.values["x"], layer.offsets = layer.values["x"][7:137], layer.offsets.new_tensor([0, 130])
@@ -100,9 +101,9 @@ def reason(layer):
         return unsupported_reason(layer.call())
 
 
-def test_what_it_cannot_take_it_says(monkeypatch):
-    monkeypatch.setattr(_gemm, "has_vectors", lambda: True)
-    monkeypatch.setattr(_gemm, "emulates_bfloat16", lambda: False)
+def test_unsupported_layers_have_a_reason(monkeypatch):
+    monkeypatch.setattr(gemm, "has_vectors", lambda: True)
+    monkeypatch.setattr(gemm, "emulates_bfloat16", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     layer = Layer(KINDS["bert"], MANY)
     assert reason(layer) is None

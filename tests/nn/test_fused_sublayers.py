@@ -1,4 +1,4 @@
-"""The sublayers as one autograd node each, beside the same formulas in single ops and in torch's own functions."""
+"""Sublayers as one autograd node each, compared with single ops and with torch's own functions."""
 
 import copy
 from functools import partial
@@ -25,10 +25,10 @@ DROPOUT = LayerDropout(0.1, 0.1, 0.0, 0.1)
 
 
 def assert_equal_within_rounding(ours, theirs, dtype=torch.float32, whole=None):
-    """A key's bias cannot change a softmax: its gradient is a sum of zero, and rounding noise.
+    """A key's bias cannot change a softmax, so the sum that is its gradient is 0 plus rounding noise.
 
     The noise is compared with the gradient of the key's weight, which sums terms of the same size. ``whole`` holds the
-    gradients of all weights, where ``theirs`` are those of a few.
+    gradients of all weights, if ``theirs`` has only some of them.
     """
     sizes = {n: float(v.abs().max()) for n, v in (whole or theirs).items() if v.numel()}
     floor = max(sizes.values(), default=0.0) / 50
@@ -54,7 +54,7 @@ def test_values_and_every_gradient_keep_the_budget(kind, dtype):
     ours, theirs = gradients(results, layer.values), gradients(plain, layer.values)
     exact = exact_gradients(truth, wide, dtype)
     for name in layer.values:
-        # The key's weight sums the same terms as its bias, whose sum is zero.
+        # The gradient of the key's weight sums terms of the same size as its bias's, whose sum is zero.
         scale = float(exact["key"].abs().max()) if name == "key_bias" else 0.0
         assert_within_budget(ours[name], theirs[name], exact[name], f"d{name}", scale=scale)
 
@@ -90,7 +90,7 @@ SUBSETS["feed-forward"] = {name for name in NAMES if name.startswith(("up", "dow
 @pytest.mark.parametrize("trained", SUBSETS.values(), ids=SUBSETS)
 def test_any_subset_of_weights_may_be_frozen(kind, trained):
     layer = Layer(KINDS[kind], (5, 0, 33))
-    # A sum's gradient does not reach the last norm.
+    # The residual sum does not depend on the last norm, so only y is used.
     once = lambda way: gradients(layer.run(way, DROPOUT)[:1], layer.values)
     whole = once(run_fused_sublayers)
     for name, value in layer.values.items():
@@ -101,7 +101,7 @@ def test_any_subset_of_weights_may_be_frozen(kind, trained):
 
 
 def kept(function) -> int:
-    """Elements of activations that a forward keeps for its backward."""
+    """Number of activation elements that a forward saves for its backward."""
     sizes = {}
 
     def pack(tensor):
@@ -216,7 +216,7 @@ def test_bad_input_is_named():
 
 
 def test_sharded_parameters_get_the_whole_models_gradients():
-    """FSDP2 and DDP over one process: hooks, resharding and gradients through both nodes."""
+    """FSDP2 and DDP with one process: hooks, resharding and gradients through both nodes."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -245,7 +245,7 @@ def test_sharded_parameters_get_the_whole_models_gradients():
 
 
 def test_weight_gradients_of_widening_products_are_not_cast(monkeypatch):
-    """Each cast is a launch on a GPU. Two layers of two sublayers would make four."""
+    """Each cast is a launch on a GPU. Two layers of two sublayers would make four casts."""
     config = EncoderConfig(vocab_size=50, num_layers=2, hidden_size=64, num_heads=4)
     encoder, batch = Encoder(config).train(), pack_sequences([[1, 2, 3], [4, 5, 6]])
 

@@ -1,4 +1,4 @@
-"""Tables of positions: one for each device, which stays, and none of a cache's warnings under torch.compile."""
+"""Position tables: one for each device, which is never replaced, and no warnings of a cache under torch.compile."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fastenc.packing import pack_sequences
 
 
 def test_a_device_has_one_table_and_keeps_it():
-    """A CUDA graph reads the table that its recording saw."""
+    """A CUDA graph reads the table that existed when it was recorded."""
     bias, angles = RelativeBiasSpec(), RotarySpec(8, 100.0)
     buckets, table = distance_buckets(bias, 128, "cpu"), rotary_table(angles, 16, "cpu")
     for positions in range(17, 60):

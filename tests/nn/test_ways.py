@@ -1,4 +1,4 @@
-"""The ways of running a layer are closed: what one does not name it refuses, whatever is added to a description."""
+"""The ways of running a layer are closed: a way refuses every feature that it does not name."""
 
 from collections import namedtuple
 from dataclasses import dataclass, fields, replace
@@ -47,7 +47,8 @@ def values_of(description):
 
 
 def described(part, kind, **value):
-    """The call whose layer has this part (None: itself) as another class with one more field."""
+    """The layer call in which this part of the description (None: the whole) is of another class, with one more
+    field."""
     if part is None:
         return CALL._replace(spec=kind(**values_of(SPEC), **value))
     changed = kind(**values_of(getattr(SPEC, part)), **value)
@@ -55,7 +56,7 @@ def described(part, kind, **value):
 
 
 def extended(field, name, value):
-    """The call in which a NamedTuple has one more field, whose default is None."""
+    """The layer call in which a NamedTuple has one more field, with the default None."""
     values = getattr(CALL, field)
     kind = type(values)
     methods = {
@@ -66,7 +67,7 @@ def extended(field, name, value):
 
 
 ONE = torch.ones(1)
-# Feature → (a call that uses it, a call whose types know it and that does not use it).
+# Feature → (a layer call that uses it, a layer call whose types have it but that does not use it).
 INVENTED = {
     "sinks": [described("attention", InventedAttention, sinks=used) for used in (True, False)],
     "routing=experts": [

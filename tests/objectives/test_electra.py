@@ -23,7 +23,7 @@ def close(a, b, tolerance=1e-5):
 
 @pytest.fixture
 def pair(tmp_path):
-    """transformers' generator and discriminator with shared embeddings, and ours from their checkpoints."""
+    """transformers' generator and discriminator with shared embeddings, and our model from their checkpoints."""
     theirs = hf_model("electra", "ForPreTraining")
     small = dict(hidden_size=16, num_attention_heads=1, intermediate_size=24)
     generator = hf_model("electra", "ForMaskedLM", **small)
@@ -143,7 +143,7 @@ def test_samples_at_the_ends_of_the_distribution():
 
 
 def test_a_sample_that_is_the_original_counts_as_original():
-    """A generator that is certain of one token replaces every masked token but that one."""
+    """A generator that is certain of one token replaces every masked token except that one."""
     config = EncoderConfig(
         vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, family="electra", max_positions=9
     )

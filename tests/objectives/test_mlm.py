@@ -118,7 +118,7 @@ def test_whole_words_are_selected_together(kind):
 
 
 def test_words_of_a_byte_level_vocabulary_that_holds_number_signs():
-    # RoBERTa's vocabulary holds the piece "##" too, which continues no word there.
+    # RoBERTa's vocabulary also holds the piece "##", which there continues no word.
     tokenizer = train_tokenizer(["## heading ## word"] * 9, kind="bpe", vocab_size=280)
     assert "##" in tokenizer.get_vocab()
     encoding = tokenizer.encode(" unseen" * 300, add_special_tokens=False)

@@ -24,13 +24,13 @@ PAIRS = segment_pairs(documents(300), TOKENIZER, 24)
 
 
 def split(batch):
-    """Original (ids, types) of each packed pair."""
+    """The original (ids, types) of each packed pair."""
     lengths = batch.cu_seqlens.diff().tolist()
     return zip(batch.input_ids.split(lengths), batch.token_type_ids.split(lengths), strict=True)
 
 
 def unmasked(collator, pairs, step=0):
-    """The collator's result with the ids before masking."""
+    """The collator's result, with the ids before masking."""
     result = collator(pairs, step)
     batch, labels = result["batch"], result["labels"]
     batch.input_ids[labels != -100] = labels[labels != -100]
@@ -64,14 +64,14 @@ def test_half_of_the_pairs_are_wrong_in_the_way_defined(negatives):
 
 
 def best_threshold(lengths, wrong):
-    """The share of labels, right and wrong weighing alike, that the best threshold on the lengths tells."""
+    """The share of labels that the best threshold on the lengths predicts; both labels weigh the same."""
     bounds = lengths.unique()
     below = [(lengths[wrong == label] <= bounds[:, None]).double().mean(1) for label in (0, 1)]
     return 0.5 + (below[0] - below[1]).abs().max().item() / 2
 
 
 def check_lengths_tell_nothing(pairs):
-    """By the Kolmogorov-Smirnov statistic's own distribution, four deviations are passed once in about 1,500."""
+    """By the distribution of the Kolmogorov-Smirnov statistic, four deviations are exceeded about once in 1,500."""
     collator = PairCollator(MlmCollator(TOKENIZER), pairs)
     lengths: dict = {"pair": [], "second": [], "label": []}
     for step in range(2):
@@ -85,7 +85,8 @@ def check_lengths_tell_nothing(pairs):
     chance = 0.5 + 4 * math.sqrt(0.25 / len(found["label"]))
     for name in ("pair", "second"):
         assert best_threshold(found[name], found["label"]) < chance, f"the {name}'s length tells"
-        # Any function of the length: of which label it is more often in one half, asked in the other.
+        # Any function of the length: on one half, note the more frequent label of each length; on the other half,
+        # predict it.
         (early, late), (known, asked) = found[name].chunk(2), found["label"].chunk(2)
         votes = torch.zeros(int(found[name].max()) + 1).index_add(0, early, known - 0.5)
         told = ((votes[late] > 0) == asked.bool()).double().mean().item()
@@ -104,7 +105,7 @@ def test_lengths_of_real_articles_tell_nothing(data_dir):
 
 
 def test_wrong_segments_come_from_every_other_document_alike():
-    """One pair a document, of one length: each other one is drawn equally often, the own one never."""
+    """One pair for each document, all of one length: each other document is drawn equally often, the own one never."""
     ids = array("i", [SPECIAL.cls, 2000, SPECIAL.sep, 3000, SPECIAL.sep])
     pairs = [SegmentPair(array("i", [*ids[:3], 3000 + n, ids[4]]), 2, n) for n in range(5)]
     others, draw = OtherSegments(pairs), Random(0)
@@ -114,7 +115,7 @@ def test_wrong_segments_come_from_every_other_document_alike():
 
 
 def test_wrong_segments_have_the_length_asked_for():
-    """The exact length where there is one, else the shortest longer one, cut, else the longest."""
+    """A segment of the exact length if there is one, else the shortest longer one, cut, else the longest."""
     pair = lambda size, number: SegmentPair(array("i", [1, 2, 3, *[number] * size, 3]), 2, number)
     others, draw = OtherSegments([pair(size, size) for size in (9, 4, 6, 6, 2)]), Random(0)
     expected = {2: [2] * 2, 3: [4] * 3, 5: [6] * 5, 7: [9] * 7, 9: [9] * 9, 12: [9] * 9}
@@ -158,7 +159,7 @@ def test_pairs_depend_on_seed_and_step_alone():
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_outputs_and_loss_are_transformers(family, tmp_path):
-    """ALBERT's head is of the sentences' order; in both, label 0 is the right pair."""
+    """ALBERT's head predicts the order of sentences. In both heads label 0 is the right pair."""
     theirs = model(family, "ForPreTraining")
     label, head, logits, pooler = (
         ("next_sentence_label", "cls.seq_relationship", "seq_relationship_logits", "pooler.dense")

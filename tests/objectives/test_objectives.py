@@ -1,4 +1,4 @@
-"""What every objective must keep: how it weighs its parts, resumes, evaluates, and what it never forms."""
+"""Properties of every objective: weights of its parts, resuming, evaluation, and which tensors it never computes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("name", OBJECTIVES)
 
 @EVERY
 def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
-    """The gradient of unequal micro-batches is that of each part's sum over them, divided by its items in all."""
+    """The gradient over unequal micro-batches is that of each part's sum over all, divided by its number of items."""
     settings = dict(accumulation=2, max_steps=1, dropout=0.0, max_grad_norm=0.0, batch_size=3)
     trainer = build_objective(tmp_path, name, **settings)
     model, gradients = trainer.plain_model, {}
@@ -34,7 +34,7 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
         step(),
     )
     trainer.evaluate = None
-    # A last batch that is smaller, so that every part's counts differ.
+    # A smaller last batch, so that the counts of every part differ.
     windows = [[[0, 1, 2], [3]]]
     trainer._batches_of_steps = lambda: iter(windows)
     reference = small_model(name, model.tokenizer)
@@ -98,8 +98,8 @@ def test_evaluation_reports_each_part_and_repeats_itself(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def peaks():
-    """{objective: [[bytes, with few tokens and with many] with a small vocabulary, the same with a large one]}."""
-    # Memory from the system itself, which gets it back at once, in blocks of 16 KiB or more.
+    """{objective: [bytes with few and with many tokens, for a small vocabulary, and the same for a large one]}."""
+    # The system's own count of memory. The process returns blocks of 16 KiB or more to it at once.
     frugal = {"MALLOC_MMAP_THRESHOLD_": str(2**14), "MALLOC_TRIM_THRESHOLD_": "0"}
     command = [sys.executable, "-m", objective_memory.__name__]
     run = subprocess.run(command, env=os.environ | frugal, capture_output=True, text=True, cwd=ROOT)
@@ -108,7 +108,7 @@ def peaks():
 
 
 def growth_by_vocabulary(few_words, many_words):
-    """How many more bytes a step needs for further tokens where the vocabulary is larger."""
+    """How many more bytes the additional tokens need if the vocabulary is larger."""
     return (many_words[1] - many_words[0]) - (few_words[1] - few_words[0])
 
 
@@ -118,7 +118,7 @@ LOGITS = 4 * (MANY_WORDS - FEW_WORDS) * (MANY - FEW) * objective_memory.LENGTH
 
 @EVERY
 def test_memory_does_not_grow_with_vocabulary_times_all_tokens(name, peaks):
-    """With the same labelled tokens; a sixteenth of the others' logits is a quarter of a byte each."""
+    """The labelled tokens stay the same. A sixteenth of the other tokens' logits would be a quarter of a byte each."""
     assert growth_by_vocabulary(*peaks[name]) < LOGITS / 16
 
 

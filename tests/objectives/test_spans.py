@@ -23,7 +23,7 @@ PIECES = CONTINUES.nonzero().flatten()[:500]
 
 
 def sequences(count, length, seed=0):
-    """Random words, every fourth of which has a second piece; a separator in the middle."""
+    """Random words, of which every fourth has a second piece, and a separator in the middle."""
     draw = torch.Generator().manual_seed(seed)
     result = []
     for _ in range(count):
@@ -66,7 +66,7 @@ def test_spans_are_whole_words_within_the_budget():
 
 
 def test_lengths_are_geometric():
-    """Of all spans but each sequence's last, which is cut to the budget."""
+    """The lengths of all spans but the last of each sequence, which is cut to the budget."""
     spans, lengths = collator(), Counter()
     ids = torch.tensor(sequences(1, 400)[0])
     words = (~CONTINUES[ids]).long().cumsum(0)
@@ -185,7 +185,7 @@ def test_boundary_loss_and_gradients_are_as_exact_as_plain_ones():
         results[dtype] = [loss, *torch.autograd.grad(loss, [*theirs, wide.boundary.bias])]
     plain, truth = results[torch.float32], results[torch.float64]
     for result, a, b in zip([output.terms["sbo"].mean, *gradients], plain, truth, strict=True):
-        # The largest error of a chain of ops lies where their errors happen to meet, so its bound is a plain one.
+        # The largest error of a chain of ops depends on where their errors meet by chance, so its bound is a constant.
         largest, mean = errors(result, b)
         assert mean <= error_budget(a, b)[1] and largest <= 1e-5 * b.abs().max()
     alone = MaskedLM.forward(model, arguments["batch"], arguments["labels"]).loss

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
-from fastenc.ops import _dispatch, attention, cross_attention
+from fastenc.ops import attention, cross_attention, dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, small_call, truth
 from tests.helpers.extension import needs_cpp
@@ -30,7 +30,7 @@ def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, d
 
 @pytest.mark.parametrize("window", [(-1, -1), (20, 20)], ids=["full", "window"])
 def test_large_scores_and_values_around_a_large_mean_keep_the_budget(instruction_set, window):
-    """The mean falls out of the scores' gradient only if the probabilities add up to 1."""
+    """The mean cancels in the gradient of the scores only if the probabilities add up to 1."""
     qkv = torch.randn(70, 3, 2, 32)
     qkv[:, 0] *= 30
     qkv[:, 2] += 40
@@ -68,7 +68,7 @@ def test_softmax_scale_and_strided_qkv(instruction_set):
     torch.testing.assert_close(
         out, truth(qkv, cu_seqlens, 12, softmax_scale=0.5), rtol=1e-5, atol=1e-6
     )
-    # Heads interleaved with the three parts, and a last stride other than 1.
+    # Heads are interleaved with q, k and v, and the last stride is not 1.
     swapped = torch.randn(20, 4, 3, 16).transpose(1, 2)
     torch.testing.assert_close(
         attention(swapped, cu_seqlens, 12),
@@ -115,7 +115,7 @@ def test_no_tokens_and_nan_stays_in_its_sequence(instruction_set):
     out.sum().backward()
     assert out.shape == (0, 2, 16) and qkv.grad.shape == qkv.shape
     qkv = torch.randn(9, 3, 2, 16)
-    qkv[4, 1, 0] = float("nan")  # a key of the second sequence's first head
+    qkv[4, 1, 0] = float("nan")  # a key in the first head of the second sequence
     out = attention(qkv, offsets_of((3, 3, 3)), 3)
     assert out[3:6, 0].isnan().all()
     assert out[3:6, 1].isfinite().all() and out[[0, 1, 2, 6, 7, 8]].isfinite().all()
@@ -129,7 +129,7 @@ def test_huge_scores_do_not_overflow(instruction_set):
 
 @needs_cpp
 def test_long_sequences_keep_no_square_of_the_length():
-    # 12,000 x 12,000 scores of one head would be 576 MB; resident memory is read from the operating system.
+    # 12,000 x 12,000 scores of one head would take 576 MB. The operating system measures the resident memory.
     resource = pytest.importorskip("resource")
     qkv = torch.randn(12000, 3, 1, 16, requires_grad=True)
     cu_seqlens = offsets_of((12000,))
@@ -216,7 +216,7 @@ def test_a_direct_call_of_the_op_is_guarded_too():
 def test_auto_warns_once_when_it_has_to_take_the_quadratic_reference(change, reason):
     qkv, cu_seqlens, longest = packed((4, 3), 2, change.get("dim", 16))
     qkv = qkv.detach().to(change.get("dtype", torch.float32))
-    _dispatch._warn_once.cache_clear()
+    dispatch._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"attention takes its reference.*square.*{reason}"):
         attention(qkv, cu_seqlens, longest)
     with warnings.catch_warnings():

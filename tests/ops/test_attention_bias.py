@@ -1,10 +1,10 @@
-"""Window, biases, log-sum-exp, and keys of their own: the definition against torch, and C++ against both."""
+"""Window, biases, log-sum-exp and separate keys: the definition against torch, and C++ against both."""
 
 import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
-import fastenc.ops._encoder_layer  # noqa: F401  (defines the ops of a layer)
+import fastenc.ops.encoder_layer  # noqa: F401  (defines the ops of a layer)
 from fastenc.ops import attention, cross_attention
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import (
@@ -29,7 +29,7 @@ def test_reference_is_torchs_attention_with_an_explicit_mask(name):
     inputs = inputs_of(case, 2, 8, torch.float64)
     ours, theirs = run(case, inputs, impl="reference"), run_peer(case, inputs)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    if theirs.requires_grad:  # not without any key
+    if theirs.requires_grad:  # without any key there is no gradient
         dout = torch.randn_like(ours)
         grads = [
             torch.autograd.grad(
@@ -95,7 +95,7 @@ def check_cpp(case, dim, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", [*CASES, "full", "cross without biases"])
 def test_extreme_scores_give_torchs_numbers(instruction_set, name, dtype):
-    """In float64. The scores are exact, so the softmax of their differences is as exact as that of small ones."""
+    """Compared with float64. The scores are exact, so their softmax is as exact as that of small scores."""
     more = {"full": Case((70, 0, 3)), "cross without biases": Case((66, 3), (9, 140))}
     case = (CASES | more)[name]
     for magnitude in (2.0**12, -(2.0**20), 2.0**40, -(2.0**66)):
@@ -109,7 +109,7 @@ def test_extreme_scores_give_torchs_numbers(instruction_set, name, dtype):
             dout = torch.linspace(-1, 1, y.numel()).view(y.shape).to(dtype).to(y.dtype)
             grads = (
                 torch.autograd.grad(y, leaves, dout, allow_unused=True, materialize_grads=True)
-                if y.requires_grad  # not without any key
+                if y.requires_grad  # without any key there is no gradient
                 else [torch.zeros_like(leaf) for leaf in leaves]
             )
             results.append([y, *grads])
@@ -128,7 +128,7 @@ def test_extreme_scores_give_torchs_numbers(instruction_set, name, dtype):
 @pytest.mark.parametrize("few_rows", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_extreme_scores_in_a_layers_inference(instruction_set, dtype, few_rows):
-    """The layer's product with an identity leaves queries, keys and values as they are."""
+    """The layer multiplies by an identity, so queries, keys and values stay as they are."""
     case = Case((40, 3), window=(9, 20))
     for magnitude in (2.0**20, -(2.0**66)):
         (qkv,) = with_extreme_scores(inputs_of(case, 1, 16, dtype), magnitude).qkv

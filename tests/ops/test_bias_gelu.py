@@ -31,7 +31,8 @@ def test_values_and_gradients_keep_the_budget(instruction_set, rows, width, dtyp
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_tails_are_exact(instruction_set, dtype, approximate, impl):
-    """In float64: PyTorch's own float32 overflows at the highest number, and its slope where the cube does."""
+    """Compared with float64: PyTorch's float32 overflows at the highest number, and its slope where the cube
+    overflows."""
     far = torch.tensor([6.0, 50.0, 88.5, 1e4, 3e19, 1e30, torch.finfo(dtype).max])
     x = torch.cat([-far, torch.zeros(1), far]).to(dtype).requires_grad_()
     y = bias_gelu(x, approximate=approximate, impl=impl)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
-from fastenc.ops._column_sum import column_sum
+from fastenc.ops.column_sum import column_sum
 from fastenc.testing import assert_within_budget
 from tests.helpers.extension import needs_cpp
 from tests.helpers.layers import KINDS, Layer
@@ -14,7 +14,7 @@ def test_sums_keep_the_budget(instruction_set, rows, width, dtype):
     x = torch.randn(rows, width).to(dtype)
     ours = column_sum(x)
     assert ours.dtype == torch.float32
-    # The budget of a float32 sum, whatever x's dtype.
+    # The budget of a float32 sum for any dtype of x.
     assert_within_budget(ours, x.float().sum(0), x.double().sum(0), "sum")
     strided = x.repeat_interleave(2, dim=1)[:, ::2]
     assert not strided.is_contiguous() or width == 1
@@ -48,7 +48,7 @@ def test_registration_passes_opcheck():
 
 @needs_cpp
 def test_under_autocast_a_layers_bias_gradient_is_not_rounded_to_bfloat16():
-    """The weights stay float32 there, and their gradients are."""
+    """Under autocast the weights stay float32, and so do their gradients."""
     layer = Layer(KINDS["bert"], (12,))
     with torch.autocast("cpu", torch.bfloat16):
         (y,) = layer.run(run_fused_sublayers)

@@ -11,7 +11,7 @@ from tests.helpers.attention_cases import offsets_of
 from tests.helpers.crf import LENGTHS, NAMES, forbid, inputs, likelihood
 from tests.helpers.extension import needs_cpp
 
-# Enough for vectors that hold a tag of every sequence: more than one such vector, and sequences that end before others.
+# More sequences than a vector has lanes, with different lengths: the kernel puts sequences side by side.
 MANY = (9, 1, 17, 0, 12, 12, 5, 17, 8, 30, 3, 16, 2, 11, 7, 28, 4, 0, 10, 25, 6, 19)
 BOTH = pytest.mark.parametrize("lengths", [LENGTHS, MANY], ids=["few", "many"])
 
@@ -57,7 +57,7 @@ def test_large_emissions_keep_the_budget(instruction_set):
     wide = [value.detach().double() for value in values]
     ours = likelihood(values, tags, cu_seqlens, impl="cpp")
     truth = likelihood(wide, tags, cu_seqlens, reference.log_likelihood)
-    # The sum of 500 emissions near 1,000 is taken off again: what is left has the digits of float32.
+    # The sum of 500 emissions near 1,000 is subtracted again: the rest has the precision of float32.
     torch.testing.assert_close(ours.double(), truth, rtol=1e-6, atol=0)
 
 
@@ -78,13 +78,13 @@ def test_forbidden_transitions_keep_the_budget(instruction_set, score, lengths):
     forbid(values, [(0, 1), (3, 3), (8, 2)], score)
     with torch.no_grad():
         values[1][1] = values[2][4] = score
-    # The given path is an allowed one; a forbidden one has likelihood 0, and no finite gradient at -infinity.
+    # The given path is allowed. A forbidden path has likelihood 0, and at -infinity no finite gradient.
     tags = torch.full((sum(lengths),), 5)
     check_against_float64(values, tags, cu_seqlens)
 
 
 def test_a_path_that_only_forbidden_steps_allow(instruction_set):
-    # Every transition but one is at -200: products of exponentials would be lost, logarithms are not.
+    # Every transition but one is at -200: products of exponentials would underflow, logarithms do not.
     values, tags, cu_seqlens = inputs(4)
     forbid(values, [(i, j) for i in range(4) for j in range(4) if (i, j) != (0, 1)], -200.0)
     wide = [value.detach().double().requires_grad_() for value in values]
@@ -93,7 +93,7 @@ def test_a_path_that_only_forbidden_steps_allow(instruction_set):
     torch.testing.assert_close(ours.double(), truth, rtol=1e-6, atol=1e-5)
     gradients = (torch.autograd.grad(y.sum(), v) for y, v in ((ours, values), (truth, wide)))
     for one, two in zip(*gradients, strict=True):
-        # Logarithms near 200 meet others near -200; float32 has steps of 1.5e-5 there.
+        # Logarithms near 200 are added to others near -200, where float32 has steps of 1.5e-5.
         torch.testing.assert_close(one.double(), two, rtol=0, atol=1e-4)
 
 
@@ -130,7 +130,7 @@ def test_best_path_and_its_score(instruction_set, num_tags, lengths):
 
 
 def check_against_every_path(values, lengths, n, impl):
-    """Scores and order of the n best paths, by enumeration in float64."""
+    """Compare scores and order of the n best paths with the enumeration of all paths in float64."""
     cu_seqlens = offsets_of(lengths)
     emissions, start, end, transitions = (value.detach() for value in values)
     tags, scores = crf_decode_nbest(emissions, cu_seqlens, start, end, transitions, n, impl=impl)
@@ -178,7 +178,7 @@ def test_n_best_paths_of_long_sequences(instruction_set):
     assert torch.equal(tags[0], best) and torch.equal(scores[0], best_scores)
     _, expected_scores = crf_decode_nbest(*arguments, 3, impl="reference")
     torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=0)
-    # Near-ties may change places over thousands of tokens; each path has the score it is given with.
+    # Near-ties may change places over thousands of tokens, so each path is compared with its own score.
     wide = [value.detach().double() for value in (emissions, start, end, transitions)]
     for path, score in zip(tags, scores, strict=True):
         e, s, f, t = wide
@@ -238,12 +238,12 @@ def test_registration_passes_opcheck():
 
 
 @BOTH
-def test_no_memory_is_left_as_it_was_found(lengths):
-    """What the kernel does not compute, rows of whole vectors and tokens that are not used, is finite."""
+def test_no_result_holds_uninitialised_memory(lengths):
+    """Values that the kernel does not compute are finite: the rest of whole vectors, and unused tokens."""
     (emissions, start, end, transitions), tags, cu_seqlens = inputs(5, lengths)
     arguments = (emissions, tags, cu_seqlens, cu_seqlens.diff() // 2, start, end, transitions)
     dirty = [torch.full((emissions.shape[0], 16), torch.nan) for _ in range(20)]
-    del dirty  # whose memory the allocator hands out next
+    del dirty  # the allocator gives its memory to the next tensor
     with torch.no_grad():
         _, alphas, norms = torch.ops.fastenc.crf_fwd(*arguments)
     assert alphas[:, 5:].eq(0).all() and norms.isfinite().all()

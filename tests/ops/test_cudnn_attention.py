@@ -1,9 +1,9 @@
-"""What reaches cuDNN's ops and what does not; stand-ins compute in their place here."""
+"""Which arguments cuDNN's ops get, and which are refused. Stand-ins replace the ops."""
 
 import pytest
 import torch
 
-from fastenc.ops import _cudnn_attention, _dispatch, attention, cross_attention
+from fastenc.ops import _cudnn_attention, attention, cross_attention, dispatch
 from tests.helpers.attention_cases import packed
 
 HALF = torch.bfloat16
@@ -19,7 +19,7 @@ def by_formula(q, k, v, cu_seqlens, scale):
 
 
 class StandIn:
-    """Takes the arguments by the names of torch's schemas and notes them."""
+    """Takes the arguments by their names in torch's schemas and records them."""
 
     def __init__(self):
         self.calls = []
@@ -53,7 +53,7 @@ def cudnn(monkeypatch):
     found = StandIn()
     monkeypatch.setattr(_cudnn_attention, "FORWARD", found.forward)
     monkeypatch.setattr(_cudnn_attention, "BACKWARD", found.backward)
-    monkeypatch.setattr(_dispatch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     return found
 
@@ -100,7 +100,7 @@ def test_dropout_is_cudnns_and_draws_nothing_of_ours(cudnn):
         ({"dim": 20}, "head_dim must be a multiple of 8 up to 128, got 20"),
     ],
 )
-def test_what_it_does_not_take_is_named(cudnn, change, message):
+def test_unsupported_arguments_are_named(cudnn, change, message):
     shape = {"dim": change.pop("dim", 32), "dtype": change.pop("dtype", HALF)}
     qkv, cu_seqlens, longest = packed((5, 3), 2, **shape)
     with pytest.raises(ValueError, match=f"impl='cudnn' cannot take this call: .*{message}"):
@@ -108,7 +108,7 @@ def test_what_it_does_not_take_is_named(cudnn, change, message):
     assert not cudnn.calls
 
 
-def test_a_gradient_that_pytorch_forms_wrong_is_refused(cudnn, monkeypatch):
+def test_a_gradient_that_pytorch_computes_wrongly_is_refused(cudnn, monkeypatch):
     qkv, cu_seqlens, longest = packed((40, 3), 2, 32, HALF)
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
     with pytest.raises(ValueError, match=r"at most head_dim = 32 tokens, got max_seqlen = 40"):
@@ -119,7 +119,7 @@ def test_a_gradient_that_pytorch_forms_wrong_is_refused(cudnn, monkeypatch):
     attention(qkv, cu_seqlens, longest, impl="cudnn").sum().backward()
 
 
-def test_it_is_taken_by_name_alone_and_on_a_gpu_alone():
+def test_it_runs_only_by_name_and_only_on_a_gpu():
     qkv, cu_seqlens, longest = packed((5, 3), 2, 32, HALF)
     with pytest.raises(ValueError, match="it runs on CUDA tensors, got one on cpu"):
         attention(qkv, cu_seqlens, longest, impl="cudnn")

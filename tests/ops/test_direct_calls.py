@@ -1,11 +1,11 @@
-"""Calls of the registered C++ ops, which go past Python's checks: an error names the op that was called."""
+"""Direct calls of the registered C++ ops, without Python's checks: an error names the op."""
 
 import re
 
 import pytest
 import torch
 
-import fastenc.ops._encoder_layer  # noqa: F401  (defines the ops of a layer)
+import fastenc.ops.encoder_layer  # noqa: F401  (defines the ops of a layer)
 from tests.helpers.extension import needs_cpp
 
 

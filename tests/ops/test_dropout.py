@@ -1,9 +1,9 @@
-"""Dropout masks: their definition, that every implementation has it, and that they look random."""
+"""Dropout masks: every implementation matches their definition, and they look random."""
 
 import pytest
 import torch
 
-from benchmarks.dropout_battery import WALKS, WEAK, battery, verdict
+from benchmarks.studies.dropout_battery import WALKS, WEAK, battery, verdict
 from fastenc import ops
 from fastenc.reference.dropout import dropout_scales, hash_columns, row_keys
 from tests.helpers.extension import needs_cpp
@@ -56,7 +56,7 @@ def test_the_mask_is_the_same_on_every_instruction_set(instruction_set, width):
 
 @pytest.mark.parametrize("dropout_p", [1 - 2**-17, 1 - 2**-53])
 def test_a_probability_next_to_1_keeps_one_element_in_65536(dropout_p):
-    """Rounded to 1 it would divide by zero."""
+    """A threshold rounded to 1 would divide by zero."""
     check_dropout_next_to_1(dropout_p, torch.device("cpu"))
 
 
@@ -76,5 +76,5 @@ def test_masks_pass_the_battery(walk):
 
 @pytest.mark.parametrize("weak", ["arithmetic progression", "numbered rows, along rows"])
 def test_the_battery_finds_weak_hashes_out(weak):
-    """At this size; it finds the others with 2^22 words."""
+    """At this size; the battery finds the other weak hashes with 2^22 words."""
     assert verdict(battery(WEAK[weak](), 20))[1] < 1e-3

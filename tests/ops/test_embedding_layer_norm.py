@@ -13,7 +13,7 @@ from tests.helpers.embedding_layer_norm import (
 )
 from tests.helpers.extension import needs_cpp
 
-# 200 tokens of 9 ids and 2 types: ids that fill several of the backward's windows of 64.
+# 200 tokens with 9 ids and 2 types: the rows of an id cross several of the backward's windows of 64.
 SHAPES = [(1, 7, 33), (64, 64, 16), (65, 1, 40), (200, 9, 384), (130, 500, 129)]
 
 
@@ -33,7 +33,7 @@ def test_constant_rows_give_the_bias(instruction_set, impl):
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 def test_values_and_gradients_are_those_of_transformers_modules(instruction_set, impl, family):
-    """Padding tokens among them: their rows get no gradient."""
+    """The batch has padding tokens, whose rows get no gradient."""
     transformers = pytest.importorskip("transformers")
     from transformers.models.bert.modeling_bert import BertEmbeddings
     from transformers.models.distilbert.modeling_distilbert import Embeddings

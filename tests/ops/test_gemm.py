@@ -1,4 +1,4 @@
-"""Products by our kernel and by torch against float64, whichever the processor would choose."""
+"""Our products and torch's against float64, whichever this processor would choose."""
 
 import pytest
 import torch
@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.ops import _gemm, _library
-from fastenc.ops._gemm import gemm, gemm_packed, linear, pack_weight
+from fastenc.ops import library
+from fastenc.ops.gemm import cpp_product_is_faster, gemm, gemm_packed, linear, pack_weight
 from fastenc.packing import pack_sequences
 
 pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
 
 
 def within(actual, expected, inner):
-    """Relative to the largest sum; the usual bound of a sum's rounding, sqrt(inner) instead of inner."""
+    """Relative to the largest sum, with the probable bound of a sum's rounding: sqrt(inner) instead of inner."""
     bound = 4 * inner**0.5 * torch.finfo(actual.dtype).eps
     return (actual.double() - expected).abs().max() <= bound * expected.abs().max()
 
@@ -69,11 +69,11 @@ def test_few_rows_in_bfloat16(shape, biased):
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     y = linear(x, weight, bias)
     assert y.dtype == torch.bfloat16
-    # Only the result is rounded.
+    # Only the result is rounded to bfloat16.
     assert (y.double() - expected).abs().max() <= 2**-8 * expected.abs().max()
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize("rows", [0, 1, 130, 400])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (384, 17), (150, 64), (128, 257)])
 @pytest.mark.parametrize("biased", [False, True])
@@ -86,7 +86,7 @@ def test_products_of_packed_weights(rows, inner, columns, biased):
     assert not rows or within(y, expected, inner)
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize(
     ("inner", "columns", "bias"), [(40, 64, None), (32, 65, None), (32, 64, torch.zeros(3))]
 )
@@ -108,7 +108,7 @@ def test_gradients(rows, wanted):
             name: value.to(dtype).requires_grad_(name in wanted) for name, value in wide.items()
         }
         y = function(*given.values())
-        # The gradient of a sum is one number expanded.
+        # The gradient of sum() is one number, expanded.
         results.append((y, *torch.autograd.grad(y.sum(), [given[name] for name in wanted])))
     for actual, expected in zip(*results, strict=True):
         assert actual.shape == expected.shape
@@ -139,8 +139,8 @@ def test_torch_can_compile():
     torch.testing.assert_close(compiled(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="without the extension the layers are references")
-def test_a_training_step_forgets_none(ours):
+@pytest.mark.skipif(not library.HAS_CPP, reason="without the extension the layers are references")
+def test_all_products_of_a_training_step_are_ours_or_all_are_torchs(ours):
     torch.manual_seed(0)
     config = EncoderConfig(
         vocab_size=50,
@@ -158,7 +158,7 @@ def test_a_training_step_forgets_none(ours):
     assert bool(seen.names & {"mm", "addmm"}) != ours
 
 
-@pytest.mark.skipif(not _library.HAS_CPP, reason="the extension tells the processor")
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension tells the processor")
 @pytest.mark.parametrize(
     ("intel", "instructions", "expected"),
     [
@@ -167,10 +167,10 @@ def test_a_training_step_forgets_none(ours):
         (False, "avx2", False),
     ],
 )
-def test_which_one(intel, instructions, expected, monkeypatch):
+def test_which_processors_take_our_products(intel, instructions, expected, monkeypatch):
     monkeypatch.undo()
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch comes without MKL")
     built = {"intel_processor": intel, "instruction_set": instructions}
-    monkeypatch.setattr(_library._C, "build_info", lambda: built)
-    assert _gemm.ours_is_faster.__wrapped__() is expected
+    monkeypatch.setattr(library._C, "build_info", lambda: built)
+    assert cpp_product_is_faster.__wrapped__() is expected

@@ -1,4 +1,4 @@
-"""What heads look at: the reference and the C++ kernel against probabilities written out with numpy."""
+"""Head statistics: the reference and the C++ kernel against probabilities computed with numpy."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_windows_and_biases_keep_the_budget(instruction_set, window_size, radius
 
 @needs_cpp
 def test_extreme_scores_have_exact_limits(instruction_set):
-    """Equal scores: the logarithm of the length; one that towers over the others: nothing."""
+    """Equal scores: the entropy is the logarithm of the length. One score far above the others: the entropy is 0."""
     q, k = torch.zeros(40, 1, 16), torch.randn(40, 1, 16)
     found = head_statistics(q, k, offsets([40]), 40)
     torch.testing.assert_close(found.entropy, torch.full((40, 1), float(np.log(40))))

@@ -35,7 +35,7 @@ def test_layer_norm_and_every_gradient_keep_the_budget(instruction_set, rows, wi
     )
     for name in NAMES:
         if width == 1 and name in ("x", "residual", "x_bias", "weight"):
-            continue  # exactly 0 in exact arithmetic: the budget has no scale there
+            continue  # it is 0 in exact arithmetic, so the budget has no scale
         assert_within_budget(ours[name], theirs[name], truth[name], f"d{name}")
 
 
@@ -92,7 +92,7 @@ def test_dropout_has_the_asked_rate_and_mean():
     scales = dropout_scales(torch.tensor([12345, 6]), 0, torch.arange(2000), 500, 0.1)
     assert abs((scales == 0).double().mean().item() - 0.1) < 4 * (0.1 * 0.9 / 1e6) ** 0.5 + 2**-16
     assert abs(scales.double().mean().item() - 1) < 2e-3
-    # Neighbouring rows and columns are independent: their joint rate is the product.
+    # Neighbouring rows and columns are independent: the joint rate is the product of the rates.
     zero = (scales == 0).double()
     assert abs((zero[1:] * zero[:-1]).mean().item() - 0.01) < 1e-3
     assert abs((zero[:, 1:] * zero[:, :-1]).mean().item() - 0.01) < 1e-3
@@ -113,7 +113,7 @@ def test_the_residual_sum_of_what_is_given(impl, given):
         y, h = layer_norm(**values, return_residual_sum=True, impl=impl)
     torch.testing.assert_close(h, sum(values.values()))
     assert torch.equal(y, layer_norm(**values, impl=impl))
-    # A loss of one of the results alone.
+    # The loss reads only one of the results.
     y, h = layer_norm(**values, return_residual_sum=True, impl=impl)
     dh = torch.randn_like(h)
     for name, gradient in gradients(h, values, dh).items():

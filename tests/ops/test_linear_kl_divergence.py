@@ -108,7 +108,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_again():
 
 
 class NothingAsLargeAs(TorchDispatchMode):
-    """Fails when an operation returns a tensor of so many elements, and keeps the largest."""
+    """Fails if an operation returns a tensor with ``limit`` elements or more; stores the largest size."""
 
     def __init__(self, limit):
         super().__init__()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fastenc import nn as fnn
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.ops._labelled import select_labelled
+from fastenc.ops.labelled import select_labelled
 from fastenc.reference import masked_cross_entropy as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.cross_entropy import (
@@ -174,7 +174,7 @@ def test_linear_loss_and_gradients_keep_the_budget(
 
 @pytest.mark.parametrize("appended", [0, 8], ids=["as on a CPU", "as on a GPU"])
 def test_the_bias_gradient_is_not_scaled_by_a_rounded_share(appended, monkeypatch):
-    """1/255 lies in the middle of two numbers of bfloat16, 0.4 % from either."""
+    """1/255 lies halfway between two bfloat16 numbers, 0.4 % from either."""
     rows, width, vocabulary = 255, 16, 4000
     monkeypatch.setitem(linear_module.BIAS_COLUMNS, "cpu", appended)
     tensors = [
@@ -187,7 +187,7 @@ def test_the_bias_gradient_is_not_scaled_by_a_rounded_share(appended, monkeypatc
         logits = F.linear(*tensors).detach().double().requires_grad_()
     ours = torch.autograd.grad(loss, tensors)[2]
     (dlogits,) = torch.autograd.grad(F.cross_entropy(logits, labels), logits)
-    # Errors of single elements have either sign.
+    # The errors of single elements have both signs.
     assert abs(float((ours.double() / dlogits.sum(0)).median()) - 1) < 5e-4
 
 
@@ -247,7 +247,7 @@ def test_linear_form_under_autocast_and_backward_twice():
 
 @needs_cpp
 def test_logits_of_unlabelled_rows_never_exist():
-    """The largest tensor made by the op has one row for each labelled token."""
+    """The op's largest tensor has one row for each labelled token."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     largest = 0
@@ -283,7 +283,7 @@ def test_more_labelled_rows_than_announced_never_pass_unseen(ignore_index, monke
     for number in (3, -1):
         with pytest.raises(ValueError, match=f"max_labels must be .* got {number} for 4 of them"):
             call(number)
-    # Where nothing is read back, every label becomes one that the kernels answer with NaN.
+    # If the count is not read back, every label becomes one for which the kernels return NaN.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     chosen, targets, indices = select_labelled(
         hidden, labels, max_labels=3, ignore_index=ignore_index

@@ -103,7 +103,7 @@ def test_bad_input_is_named():
 
 
 def fields(**changes):
-    """Of a batch of two sequences, of 2 and 3 tokens, in 2 x 3 places."""
+    """The fields of a batch of two sequences, with 2 and 3 tokens in 2 x 3 places."""
     batch, _ = batch_of([2, 3], 3)
     return {**vars(batch), **changes}
 

@@ -1,4 +1,4 @@
-"""Every op reads views, such as w[::2] or a transposed matrix, as their values are."""
+"""Every op computes views, such as w[::2] or a transposed matrix, like contiguous tensors of the same values."""
 
 from dataclasses import replace
 
@@ -12,14 +12,14 @@ SMALL_ENOUGH |= {"unpack"}
 
 
 def strided(value):
-    """The same values, with others between them."""
+    """The same values, with other values between them."""
     if not torch.is_tensor(value) or value.dim() == 0:
         return value
     return torch.stack([value, torch.full_like(value, 7)], dim=-1)[..., 0]
 
 
 def by_columns(value):
-    """The same values, their last dimension laid out first."""
+    """The same values with a transposed layout: the first dimension is contiguous."""
     if not torch.is_tensor(value) or value.dim() < 2:
         return value
     return value.mT.contiguous().mT

@@ -1,4 +1,4 @@
-"""The documents name the ops without a gradient; the others give one."""
+"""The documents name the ops without a gradient; all other ops have one."""
 
 import re
 from random import Random
@@ -13,7 +13,7 @@ from tests.helpers import ROOT
 
 
 def differentiable(op):
-    """Whether a result of some random call wants a gradient, where every floating-point input does."""
+    """Whether a result of a random call of the op requires a gradient, if every floating-point input does."""
     for seed in range(6):
         torch.manual_seed(seed)
         call = CALLS[op](Random(seed))

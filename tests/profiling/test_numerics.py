@@ -34,7 +34,7 @@ def test_every_op_of_this_version_keeps_its_budget_in_every_dtype(rows):
         assert sum(row.quantity == "forward" for row in mine) == 3
         inputs = case.inputs(torch.Generator()).items()
         floating = {name for name, v in inputs if torch.is_tensor(v) and v.is_floating_point()}
-        if case.op not in ("crf_marginals", "head_statistics"):  # which have no gradients
+        if case.op not in ("crf_marginals", "head_statistics"):  # these have no gradients
             assert {row.quantity for row in mine} == {"forward", *floating}
 
 
@@ -42,7 +42,7 @@ def test_errors_are_those_of_the_definition():
     (forward, gradient) = numerics_report(
         "cpu", dtypes=[torch.bfloat16], cases=[case(lambda x, count: count * x.exp() * 1.25)]
     )
-    # Off by a quarter everywhere, but for the rounding.
+    # Wrong by a quarter everywhere, except for the rounding.
     for row in (forward, gradient):
         assert row.error == pytest.approx(0.25, abs=0.02) and not row.holds
         assert 0 < row.plain_error < 0.02 and row.plain_error < row.allowed < 0.05

@@ -1,4 +1,4 @@
-"""Ceilings, an op's work, and the profile of a step; with small sizes, and no figure asserted that a clock made."""
+"""Ceilings, an op's work, and the profile of a step, at small sizes. No test depends on a measured time."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastenc
 from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.ops import _gemm, attention, bias_gelu
+from fastenc.ops import attention, bias_gelu, gemm
 from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
@@ -102,7 +102,7 @@ def test_flops_of_a_model_are_those_that_its_ops_count():
         int(c.shapes.split("x")[0]) for c in products if c.shapes.endswith(f"{SMALL.vocab_size}")
     }
     (labelled,) = rows
-    # The first layer's input needs its gradient, so every product has two in the backward.
+    # The input of the first layer needs its gradient, so every product has two products in the backward.
     model_flops = 3 * encoder_flops(SMALL, lengths, labelled)
     attention_recomputed = SMALL.num_layers * 2 * SMALL.hidden_size * sum(n**2 for n in lengths)
     assert counted == model_flops + attention_recomputed
@@ -119,13 +119,13 @@ def test_flops_of_a_model_are_those_that_its_ops_count():
     ],
 )
 def test_flops_of_a_forward_are_those_of_transformers_own_model(family, changes):
-    """Which computes every pair of its padded batch, so that the sequences have one length."""
+    """transformers computes every pair of its padded batch, so all sequences have one length."""
     pytest.importorskip("transformers")
     theirs = families.model(family, attn_implementation="eager", **changes)
     lengths = (12,) * 3
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         theirs(**families.padded_batch(family, lengths), return_dict=True)
-    # What is no product of an encoder's forward: its pooler, and angles of rotary positions.
+    # Products outside the encoder's forward: its pooler, and the angles of rotary positions.
     left_out = re.compile(r"\.(pooler|rotary_emb)$")
     modules = {name: sum(n.values()) for name, n in counter.get_flop_counts().items()}
     other = sum(flops for name, flops in modules.items() if left_out.search(name))
@@ -156,7 +156,7 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
     if training:
         wanted = {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
         calls = {"fastenc::attention_fwd": 2, "fastenc::layer_norm_fwd": 5}
-    elif _gemm.has_vectors():
+    elif gemm.has_vectors():
         wanted, layer = set(), "fastenc::encoder_layer_"
         calls = {layer + "attention": 2, layer + "after_attention": 2}
     else:
@@ -176,7 +176,7 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
 
 
 def test_kernels_are_matched_to_the_op_that_launched_them():
-    """A trace as a GPU gives it: launches in the op's range on its thread, kernels later and elsewhere."""
+    """A trace as on a GPU: launches within the op's range on its thread; kernels later, on the device."""
     label = lambda name, ts, dur, tid: {
         "cat": "user_annotation",
         "name": name,

@@ -1,4 +1,4 @@
-"""Predictions of whole files: parts, and what a killed run leaves."""
+"""Predictions of whole files: parts, and the remains of a killed run."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, ki
     data = task.read_inputs(inputs)
     expected = list(task.lines(model, data, task.predict(model, data), suffix))
     got = output.read_text().splitlines()
-    # Batches differ, and with them the last digits: numbers are compared as numbers.
+    # Other parts make other batches, which changes the last digits, so numbers are compared as numbers.
     assert len(got) == len(expected)
     for one, two in zip(got, expected, strict=True):
         check_line(one, two, suffix)
@@ -119,7 +119,7 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
     with pytest.raises(Killed):
         predict_file(task, model, inputs, output)
     with open(tmp_path / "o.tsv.part", "a") as file:
-        file.write("half a line")  # appended, and killed before it was counted
+        file.write("half a line")  # as if killed before the line was counted
     with pytest.raises(
         ValueError, match="did not finish, with 10 items: continue it with resume=True"
     ):
@@ -132,7 +132,7 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_another_input_is_not_gone_on_with(small_parts, inputs, tmp_path, monkeypatch):
+def test_a_run_is_not_resumed_with_another_input(small_parts, inputs, tmp_path, monkeypatch):
     task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
     real = torch.Tensor.softmax
     calls = []

@@ -1,4 +1,4 @@
-"""Predictions in Python and over pipes are those of files."""
+"""Predictions in Python and through pipes are the same as those of files."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Question answering as a model of each family, and as a task from files to files."""
+"""Question answering: the model of each family, and the task from files to files."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_logits_loss_and_gradients_are_transformers(family, tmp_path):
     found = ours(batch, labels)
     stacked = torch.stack([expected.start_logits, expected.end_logits], -1)[real]
     torch.testing.assert_close(found.logits, stacked, rtol=0, atol=1e-5)
-    # transformers' softmax runs over the padding too; ours is that of the real tokens.
+    # transformers' softmax includes the padding; ours covers the real tokens only.
     masked = [
         logits.masked_fill(~real, float("-inf"))
         for logits in (expected.start_logits, expected.end_logits)
@@ -74,7 +74,7 @@ def squad(tmp_path, data_dir):
 
 @pytest.fixture
 def checkpoint(tmp_path, squad):
-    """A small encoder whose tokenizer knows the questions."""
+    """A small encoder whose tokenizer knows the words of the questions."""
     from fastenc.data import train_tokenizer
 
     questions = read_questions(squad)
@@ -131,7 +131,7 @@ def test_unanswerable_questions_are_scored_at_their_best_threshold(squad, checkp
     free = task.score(answerer, data, predictions)
     given = QuestionAnswering(no_answer_threshold=free["no_answer_threshold"])
     assert given.score(answerer, data, predictions)["f1"] == pytest.approx(free["f1"])
-    assert free["f1"] >= 50  # answering nothing gives half of them
+    assert free["f1"] >= 50  # answering nothing gives 50
 
 
 def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, tmp_path):

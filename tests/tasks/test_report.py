@@ -1,4 +1,4 @@
-"""Figures of classes against scikit-learn and seqeval, and the files of ``fastenc evaluate --report``."""
+"""Figures for each class against scikit-learn and seqeval, and the files of ``fastenc evaluate --report``."""
 
 import csv
 import json

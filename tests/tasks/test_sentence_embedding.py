@@ -1,4 +1,4 @@
-"""Vectors of texts: losses, files and similarities are sentence-transformers'; the task from files to files."""
+"""Vectors of texts: losses, files and similarities match sentence-transformers'; the task from files to files."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def tokenizer():
 
 @pytest.fixture
 def base(tmp_path, tokenizer):
-    """Makes a folder with a random encoder of a family, six layers deep."""
+    """A function that makes a folder with a random encoder of a family, six layers deep."""
 
     def make(family="bert"):
         layers = {"n_layers": 6} if family == "distilbert" else {"num_hidden_layers": 6}
@@ -78,7 +78,7 @@ def test_ranking_loss_and_gradient_are_sentence_transformers(columns, symmetric)
 
 
 def test_what_is_no_negative_is_left_out_of_the_sum():
-    """Against the sums written out, over batches in which texts, partners and hard negatives recur."""
+    """Compared with the sums written out, for batches in which texts, partners and hard negatives recur."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(20):
         ids = torch.randint(0, 6, (5, 3), generator=draw)
@@ -188,7 +188,7 @@ def test_saved_folder_gives_sentence_transformers_the_same_vectors(base, tmp_pat
         theirs = sentence_transformer(folder)
         expected = theirs.encode(TEXTS, convert_to_tensor=True)
         torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
-        # What it writes itself, in its newer names, is read as well.
+        # The newer names in the files that it writes itself are read too.
         theirs.save_pretrained(str(tmp_path / "again"))
         for written in (folder, tmp_path / "again"):
             again = Encoder.from_pretrained(written)
@@ -235,7 +235,7 @@ def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
     pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "lasttoken"}))
     with pytest.raises(ValueError, match=r"must pool by one of cls, mean, max, .*got .*lasttoken"):
         SentenceEmbedder.from_pretrained(tmp_path / "saved")
-    # A pooling given is still taken over one declared, where the declared one can be read.
+    # A pooling that is given replaces a declared one, if the declared one can be read.
     pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": ["cls"]}))
     assert SentenceEmbedder.from_pretrained(tmp_path / "saved").settings.pooling == "cls"
     given = SentenceEmbedder.from_pretrained(tmp_path / "saved", pooling="max")
@@ -303,10 +303,10 @@ def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_par
     vector = {text: unit(math.radians(angle)) for text, angle in angles.items()}
     texts = [("a", "b"), ("a", "c"), ("d", "a")]
     vectors = torch.stack([torch.stack([vector[one], vector[other]]) for one, other in texts])
-    # c and a are nearer to a than b is, but count only for d, whose partner is a.
+    # c and a are nearer to a than b is. They count only for d, whose partner is a.
     found = retrieval_metrics(texts, vectors)
     assert found == {"mrr": pytest.approx((1 + 1 + 1 / 3) / 3), "recall@1": pytest.approx(2 / 3)}
-    # A model that gives every text the same vector finds nothing.
+    # A model with the same vector for every text finds nothing.
     same = retrieval_metrics([("a", "b"), ("c", "d"), ("e", "f")], torch.ones(3, 2, 4))
     assert same == {"mrr": pytest.approx(1 / 3), "recall@1": 0.0}
 
@@ -317,7 +317,7 @@ PLACES = ["here", "there", "above", "below", "inside", "behind"]
 
 @pytest.fixture
 def tables(tmp_path):
-    """Pairs that say the same in other words, a hard negative beside each, and pairs with scores."""
+    """Pairs with the same meaning in other words, with a hard negative for each; and pairs with scores."""
     rows = [(one, other, place) for one, other in WORDS.items() for place in PLACES]
     opposite = dict(zip(PLACES, [*PLACES[1:], PLACES[0]], strict=True))
     lines = ["sentence1\tsentence2\tnegative"]
@@ -400,10 +400,10 @@ def test_from_files_to_files(tables, start):
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"columns": ("sentence1",)}, r"--text must name the columns .*use fastenc embed"),
+        ({"columns": ("sentence1",)}, r"text must name the columns .*use fastenc embed"),
         (
             {"columns": ("sentence1", "sentence2", "score"), "similarity": "score"},
-            r"--text must name the columns",
+            r"text must name the columns",
         ),
         ({"similarity": "sentence1"}, r"line 2: .* must be a number, got 'a dog is here'"),
         (

@@ -25,7 +25,7 @@ def compatible(one, two, nested):
 
 @flat_and_nested
 def test_decoding_is_the_best_of_all_that_are_allowed(nested):
-    """Of all sets without a clash the one with the greatest highest margin, then second highest, and so on."""
+    """Of all sets without a clash: the set with the greatest highest margin, then second highest margin, and so on."""
     draw = random.Random(0)
     sizes = set()
     for _ in range(60):
@@ -70,7 +70,7 @@ def test_the_first_of_equals_is_taken():
 
 
 def f1_at(candidates, gold, offset, nested):
-    """From the start: what has a margin above the offset, decoded and scored."""
+    """From the definition: candidates with a margin above the offset, decoded and scored."""
     rows = [[c for c in row if c.margin > offset] for row in candidates]
     found = [{e.entity for e in select_entities(row, nested=nested)} for row in rows]
     right = sum(len(f & set(g)) for f, g in zip(found, gold, strict=True))

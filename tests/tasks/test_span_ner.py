@@ -26,7 +26,7 @@ TASK = ("--task", "span-ner")
 
 
 def example(draw):
-    """A person, a verb, and a place or the university that is named after one: an entity inside another."""
+    """A person, a verb, and a place or the university that is named after it: a nested entity."""
     words = [*draw.choice(PEOPLE).split()]
     entities = [[0, len(words), "PER"]]
     words.append(draw.choice(VERBS))
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untrained(folder):
-    """A model that finds entities all over the place."""
+    """A model that finds entities at random places."""
     torch.manual_seed(1)
     names = ["LOC", "ORG", "PER"]
     model = SpanClassifier.from_pretrained(folder / "encoder", label_names=names)
@@ -76,7 +76,7 @@ def untrained(folder):
 
 
 def span_arguments(batch):
-    """Words at every second token of each sequence, and their spans of up to 3 words."""
+    """A word at every second token of each sequence, and the spans of up to 3 words."""
     offsets = batch.cu_seqlens.tolist()
     rows, windows, starts, ends = [], [], [], []
     for begin, stop in zip(offsets, offsets[1:], strict=False):
@@ -93,7 +93,7 @@ def span_arguments(batch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_come_from_the_first_subwords_of_every_family(family, tmp_path):
-    """The encoder against transformers'; the head alone has its own reference."""
+    """Compares the encoder with transformers'; the head has a reference of its own."""
     theirs = model(family)
     ours = SpanClassifier.from_pretrained(save(theirs, tmp_path), label_names=["X", "Y"])
     batch = packed(padded_batch(family))
@@ -235,7 +235,7 @@ def test_finetune_predict(folder, options):
 def test_the_offset_is_the_best_of_the_dev_set(untrained):
     draw, task = random.Random(3), SpanNer()
     sentences = [sentence(example(draw)["tokens"]) for _ in range(12)]
-    # The surer half of what the model finds, but for a sentence.
+    # The half with the larger margins of the entities that the model finds, except in one sentence.
     found = task.predict(untrained, EntityData(sentences, [], []))
     median = statistics.median(each.margin for row in found for each in row)
     gold = [[each.entity for each in row if each.margin > median] for row in found]
@@ -293,7 +293,7 @@ def test_the_logits_of_a_long_sentence_are_those_of_its_windows(untrained):
         close(values, output.logits, atol=1e-4)
         losses, count = losses + output.loss.item() * len(values), count + len(values)
     assert loss == pytest.approx(losses / count, rel=1e-4)
-    # Entities that lie across a window's edge are learnt: every one that is in some window.
+    # An entity that crosses a window's edge is learnt if some window contains it.
     learnt = {(e.first_word + i, e.first_word + j) for e in examples for i, j, _ in e.labels}
     assert len(learnt) > 0.6 * len(entities)
     edges = {e.first_word for e in examples[1:]}

@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untrained(folder):
-    """A model whose tags are all over the place."""
+    """A model that predicts tags at random."""
     torch.manual_seed(1)
     model = TokenClassifier.from_pretrained(folder / "encoder", label_names=NAMES)
     with torch.no_grad():

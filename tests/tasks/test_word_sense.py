@@ -1,4 +1,4 @@
-"""Word senses against centroids made with numpy and scikit-learn, and the commands from files to files."""
+"""Word senses, compared with centroids computed by numpy and scikit-learn; the commands from files to files."""
 
 import json
 
@@ -59,7 +59,7 @@ def files(tmp_path):
 
 
 def expected(base, train, dev, layers):
-    """Centroids and their nearest, from word vectors."""
+    """The nearest centroids, computed from word vectors."""
     encoder = Encoder.from_pretrained(base)
     vectors = {}
     for name, data in (("train", train), ("dev", dev)):
@@ -219,7 +219,7 @@ def test_bad_files(tmp_path, content, message):
         read_senses(path)
 
 
-def test_what_is_wrong_is_said(base, files):
+def test_bad_input_is_named(base, files):
     with pytest.raises(ValueError, match="min_examples must be at least 1, got 0"):
         WordSense(min_examples=0)
     with pytest.raises(ValueError, match="word_layers must be numbers"):

@@ -1,4 +1,4 @@
-"""What is kept of long texts, and where their chunks begin and end."""
+"""Which part of a long text is kept, and where its chunks begin and end."""
 
 import re
 
@@ -19,7 +19,7 @@ CLS, SEP = 2, 3
 
 
 def chunks_of(text, label=None, **options):
-    """The chunks without their special tokens, which are checked."""
+    """The chunks without their special tokens, which are checked here."""
     long_texts = LongTexts(max_length=6, chunks="mean", **options)
     labels = None if label is None else [label]
     (example,) = encode_texts([text], word_tokenizer(), 6, labels, long_texts=long_texts)
@@ -57,7 +57,7 @@ def test_truncation_is_transformers(kind, truncation, tmp_path):
             texts, load_tokenizer(folder), max_length, long_texts=LongTexts(truncation=truncation)
         )
         ours = [example.input_ids for example in examples]
-        if truncation == "head+tail":  # which they do not have
+        if truncation == "head+tail":  # transformers has no such truncation
             room = max_length - 2
             for ids, whole in zip(ours, theirs(texts)["input_ids"], strict=True):
                 head = room * 128 // 510

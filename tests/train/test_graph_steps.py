@@ -1,4 +1,4 @@
-"""Training by recorded steps; a recorder that repeats the step stands in for CUDA graphs here."""
+"""Training with recorded steps. A recorder that repeats the step replaces CUDA graphs."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def assert_same_runs(ours, theirs):
     "options", [{"accumulation": 1}, {"accumulation": 2}, {"precision": "bf16"}]
 )
 def test_a_run_of_recorded_steps_is_that_without(tmp_path, recorder, options):
-    # A large eps: Adam scales rounding noise up to whole steps where a gradient is 0.
+    # A large eps: where a gradient is 0, Adam scales rounding noise up to whole steps.
     options = {"adam_eps": 1e-3, "epochs": 2, "layer_decay": 0.9, **options}
     build(tmp_path / "graph", graph=True, **options).train()
     build(tmp_path / "plain", **options).train()
@@ -65,7 +65,7 @@ def test_a_run_resumes_where_it_stopped(tmp_path, recorder):
     build(tmp_path / "stopped", **options).train(resume=True)
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-    # The steps are those without graphs, but for rounding: such a run may go on with them, and the other way round.
+    # The steps are the same as without graphs, except for rounding, so a run may go on with or without them.
     assert "graph" not in trainer.fingerprint
 
 

@@ -35,7 +35,7 @@ main()
 
 
 def start(folder, *, until="step 2"):
-    """A slow run in a process of its own, which has come to a step."""
+    """A slow run in a process of its own; returns when it has reached a step."""
     run = subprocess.Popen(
         [sys.executable, "-c", SLOW, str(folder)],
         cwd=ROOT,
@@ -96,7 +96,7 @@ def test_two_runs_in_one_folder_are_an_error(tmp_path):
     finally:
         run.kill()
         run.communicate()
-    # A killed run's file blocks nothing.
+    # The lock file of a killed run blocks nothing.
     assert (tmp_path / "run" / NAME).exists()
     assert "loss" in build(tmp_path / "run").train()
     assert not (tmp_path / "run" / NAME).exists()
@@ -112,7 +112,7 @@ def test_a_folder_that_stays_empty_is_removed(tmp_path):
 def test_resuming_needs_the_folder(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere does not exist: check its name"):
         build(tmp_path / "nowhere").train(resume=True)
-    (tmp_path / "begun").mkdir()  # by a run that was killed before its first checkpoint
+    (tmp_path / "begun").mkdir()  # left by a run that was killed before its first checkpoint
     assert "loss" in build(tmp_path / "begun", max_steps=1).train(resume=True)
 
 

@@ -49,7 +49,7 @@ def test_a_saved_model_has_a_card(tmp_path):
     ):
         assert words in card.text, words
     assert re.search(r"\| date \| \d{4}-\d\d-\d\d \|", card.text)
-    assert "epochs" not in card.text  # which max_steps replaces
+    assert "epochs" not in card.text  # max_steps replaces it
     shown = re.findall(r"(?m)^\| ([^|]*) \|", card.text)
     options = set(run("finetune", "--help").split())
     unknown = [name for name in shown if f"--{name}" not in options]

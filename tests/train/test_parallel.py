@@ -1,4 +1,4 @@
-"""Two processes, with replicas and with shards, do what one does; a run goes on with another number of them."""
+"""Two processes, with replicas or shards, compute what one computes; a run can go on with another number of them."""
 
 import json
 import os
@@ -37,10 +37,10 @@ TASKS = (
     "span-ner",
     "question-answering",
 )
-# One process takes two micro-batches a step, two take one each. An epoch has an odd number of micro-batches (7 of 25
-# examples), so that one of two processes has none in its last step. Dropout off, because each process drops other
-# units; AdamW's epsilon is far above rounding errors, of which it would make whole steps where a gradient is zero (the
-# bias of keys).
+# One process takes two micro-batches a step, two processes take one each. An epoch has an odd number of micro-batches
+# (7 of 25 examples), so in its last step one of two processes has none. Dropout is off, because each process would drop
+# other units. AdamW's epsilon is far above rounding errors: where a gradient is zero (the bias of keys), AdamW would
+# make whole steps of them.
 SAME = dict(global_batch_size=8, max_steps=5, dropout=0.0, adam_eps=1e-4)
 RUNS = {
     **{name: dict(objective=name, **SAME) for name in OBJECTIVES},
@@ -60,19 +60,19 @@ def folder_of(root, *names):
 
 
 def run_of(folder):
-    """Where a run's checkpoints are: a task keeps its base model beside them."""
+    """The folder of a run's checkpoints: a task stores its base model beside them."""
     return folder / "run" if (folder / "run").exists() else folder
 
 
 def consumed(folder, resumed=False):
-    """(serial number, examples) of the micro-batches of all processes; one that two went through stands once."""
+    """(serial number, examples) of all processes' micro-batches; one that two computed is listed once."""
     files = folder.glob(f"consumed-{resumed:d}-*.json")
     rows = [(s, tuple(indices)) for path in files for s, indices in json.loads(path.read_text())]
     return dict(sorted(set(rows)))
 
 
 def on_two_processes(*arguments):
-    """What they print: (stdout, stderr)."""
+    """The (stdout, stderr) of a run on two processes."""
     done = subprocess.run(
         [*LAUNCH, *map(str, arguments)],
         capture_output=True,
@@ -86,7 +86,7 @@ def on_two_processes(*arguments):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Every run of this file: one process's first half, all that two processes do, one process's second half."""
+    """Every run of this file: the first half on one process, all runs on two, the second half on one."""
     root = tmp_path_factory.mktemp("parallel")
     for parallel in PARALLEL:
         start(str(folder_of(root, "one-two", parallel)), die_at=4, **RESUMED)
@@ -118,7 +118,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(root):
-    """The folder of a run on one process, made at the first question."""
+    """The folder of a run on one process, made when a test first needs it."""
     made = {}
 
     def run(name):
@@ -131,7 +131,7 @@ def alone(root):
 
 
 def assert_same_run(one, two):
-    """The losses of each step to 1e-5 of them, and the weights to 1e-4 of them and 1e-5: sums in another order."""
+    """Losses of each step to 1e-5 relative, and weights to 1e-4 relative plus 1e-5: the order of sums differs."""
     logs = [read_log(run_of(folder) / "log.jsonl") for folder in (one, two)]
     assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
     for ours, theirs in zip(*logs, strict=True):
@@ -152,7 +152,7 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
 
 
 def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
-    """The first to need its examples packs them, the main process while the other waits."""
+    """The process that first needs examples packs them; the main process does so while the other waits."""
     texts = {"en": documents(120), "mt": documents(30)[::-1]}
     store = write_store(tmp_path / "store", texts, word_tokenizer(), shard_characters=4000)
     model = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32, "--dropout", 0)
@@ -171,7 +171,7 @@ def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
 def test_a_run_goes_on_with_another_number_of_processes(name, parallel, root, alone):
     folder = folder_of(root, name, parallel)
     assert_same_run(alone("electra"), folder)
-    # The run ended after step 4; the checkpoint of step 3 was the last, and what came after it is consumed again.
+    # The run ended after step 4, and its last checkpoint is of step 3: what came after that is computed again.
     first = consumed(folder)
     before = {serial: indices for serial, indices in first.items() if serial < 3 * 2}
     assert len(first) == 7, "an epoch, whose last step has one micro-batch"
@@ -202,9 +202,8 @@ def test_the_same_number_of_processes_resumes_bit_for_bit(parallel, root):
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_a_step_that_is_not_finite_changes_no_shard(parallel, root):
     folder = folder_of(root, "poisoned", parallel)
-    first, last = (
-        weights(checkpoints.folder_of(folder, step)) for step in (4, 6)
-    )  # the poison came before step 3
+    # The gradient was not finite before step 3.
+    first, last = (weights(checkpoints.folder_of(folder, step)) for step in (4, 6))
     assert_bitwise_equal(first, last)
     whole = folder_of(root, "whole", parallel)
     early, late = (weights(checkpoints.folder_of(whole, step)) for step in (4, 6))
@@ -236,9 +235,9 @@ def test_moments_are_in_shards_and_weights_are_whole(root):
 
 
 def earlier_files(folder, shards):
-    """The files that earlier versions wrote for the same shards: rows, in the order of the processes."""
+    """Files of the same shards as earlier versions wrote them: rows, in the order of the processes."""
     for number, path in enumerate(shards):
-        metadata = {"first rows": "{}"}  # was written and is not needed
+        metadata = {"first rows": "{}"}  # earlier versions wrote it; it is not needed
         name = f"optimizer-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(load_file(path), folder / name, metadata=metadata)
 

@@ -1,4 +1,4 @@
-"""The picture of a run: what its panels hold."""
+"""The picture of a run: the content of its panels."""
 
 import json
 
@@ -18,7 +18,7 @@ LOG = [
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved."""
+    """The figures that a test saves."""
     figures = []
     save = figure_module.Figure.savefig
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The Python door of pretraining, and its options."""
+"""Pretraining from Python, and its options."""
 
 import pytest
 import torch

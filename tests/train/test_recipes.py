@@ -1,4 +1,4 @@
-"""The published recipes: complete, of the published sizes, and trainable from the command line."""
+"""The published recipes are complete, have the published sizes, and train from the command line."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents
 
 EVERY = pytest.mark.parametrize("name", recipe_names())
-# Smaller than published, in what would take long.
+# Smaller than published, so that the run is short.
 SMALL = {
     "vocab-size": 60,
     "layers": 2,
@@ -59,7 +59,7 @@ def transformers_model(name):
     if name == "distilbert-base":
         return [t.DistilBertForMaskedLM(t.DistilBertConfig())]
     small = dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
-    # The small model's generator has a fourth of its sizes, the base model's a third.
+    # The small model's generator has a quarter of its sizes, the base model's a third.
     own, generator = {
         "electra-small": (
             small,
@@ -78,12 +78,12 @@ def transformers_model(name):
     ]
 
 
-# What fastenc's model has and transformers' has not, as numbers of weights.
+# Numbers of weights that fastenc's model has and transformers' lacks.
 SBO = 20 * 200 + (2 * 768 + 200) * 768 + 768 + 2 * 768 + 768 * 768 + 768 + 2 * 768 + 28996
 DIFFERENCE = {
     "spanbert-base": SBO,  # the span-boundary head
     "distilbert-base": 2 * 768,  # token types
-    # The generator's tables of words, positions and token types are the discriminator's.
+    # The generator shares the discriminator's tables of words, positions and token types.
     "electra-small": -(30522 + 512 + 2) * 128,
     "electra-base": -(30522 + 512 + 2) * 768,
 }
@@ -128,8 +128,8 @@ def test_a_smaller_one_trains_end_to_end_and_its_resolved_recipe_repeats_it(name
     }
     assert {key: values[key] for key in expected} == expected
     run("pretrain", text, "-o", tmp_path / "b", "--config", resolved)
-    # Losses and checksums of tokens differ where a vocabulary was trained, because equally frequent tokens make
-    # another one each time.
+    # With a newly trained vocabulary, losses and checksums of tokens differ: equally frequent tokens can come in
+    # another order each time.
     a, b = (read_state(tmp_path / run_ / "checkpoint-00000003")["settings"] for run_ in "ab")
     checksums = {name for name, value in a.items() if str(value).startswith("checksum ")}
     assert a.keys() == b.keys() and all(a[name] == b[name] for name in a.keys() - checksums)
@@ -150,7 +150,7 @@ def test_each_published_value_names_its_source_and_makes_a_configuration(name):
 
 
 # (learning rate, warm-up, betas, epsilon, weight decay, steps or epochs, sequences a step, tokens a sequence, dropout,
-# share of tokens to predict), and where the numbers stand.
+# share of tokens to predict), and the source of the numbers.
 PUBLISHED = {
     # Devlin et al. 2018, arXiv:1810.04805, appendix A.2; epsilon: optimization.py of google-research/bert
     "bert-base": (1e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 256, 512, 0.1, 0.15),

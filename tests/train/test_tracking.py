@@ -1,4 +1,4 @@
-"""What a run reports of its speed, and where else than to its log."""
+"""What a run reports about its speed, and which trackers receive its log."""
 
 import sys
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from tests.helpers.training_run import build
 
 
 def run(folder, end=None, **options):
-    """Train, resumed if there is a checkpoint; ``end``: the step at which the run dies."""
+    """Train, or resume if there is a checkpoint; ``end``: the step at which the run dies."""
     trainer = build(folder, max_steps=8, eval_every=4, save_every=None, **options)
     step = trainer._optimiser_step
 
@@ -55,7 +55,7 @@ def test_tensorboard_goes_on_with_a_resumed_run(tmp_path):
 
 
 def test_wandb_goes_on_with_a_resumed_run(tmp_path, monkeypatch):
-    """With a stand-in for the library, which wants an account: what accelerate's tracker hands it."""
+    """A stand-in replaces the library, which needs an account; it records what accelerate's tracker passes."""
     tracking = pytest.importorskip("accelerate.tracking")
     started, logged = [], []
 

@@ -145,7 +145,7 @@ def test_a_write_that_fails_without_a_full_disk_leaves_nothing_half_done(tmp_pat
 
 
 def test_a_run_is_replaced_when_that_is_asked_for(uninterrupted, tmp_path):
-    """As a notebook's cell that is run twice. What belongs to no run stays."""
+    """Like a notebook cell that runs twice. Files that belong to no run stay."""
     whole = uninterrupted[0]
     build(tmp_path, max_steps=3, learning_rate=0.5).train()
     (tmp_path / "modules.json").write_text("of the first run")
@@ -162,7 +162,7 @@ def test_a_run_is_replaced_when_that_is_asked_for(uninterrupted, tmp_path):
     assert [line.get("step") for line in read_log(tmp_path / "log.jsonl")] == [
         line.get("step") for line in read_log(whole / "log.jsonl")
     ]
-    build(tmp_path / "new", max_steps=1).train(overwrite=True)  # also where there is none
+    build(tmp_path / "new", max_steps=1).train(overwrite=True)  # also if there is no earlier run
 
 
 def test_resuming_with_other_settings_is_refused(uninterrupted):
@@ -230,7 +230,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(tmp_path):
 
 
 def test_where_losses_are_read_late_the_weights_are_those_before_the_broken_step(tmp_path):
-    """As on a GPU: the step that follows must not change them either."""
+    """As on a GPU: the next step must not change the weights either."""
     trainer = build(tmp_path, eval_every=100, log_every=7)
     trainer.reads_every_step = False
     bias, seen = trainer.plain_model.head.bias, []
@@ -264,7 +264,8 @@ def test_losses_read_late_give_the_same_log(tmp_path):
 
 
 def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
-    """The gradient of two unequal micro-batches is that of all their labelled tokens' mean loss (no dropout)."""
+    """The gradient of two unequal micro-batches is that of the mean loss over all their labelled tokens (no
+    dropout)."""
     trainer = build(tmp_path, accumulation=2, max_steps=1, dropout=0.0, max_grad_norm=0.0)
     model, gradients = trainer.plain_model, {}
     step = trainer.optimizer.step

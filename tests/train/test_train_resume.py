@@ -14,12 +14,12 @@ from tests.helpers import ROOT
 from tests.helpers.training_run import assert_bitwise_equal, build, weights
 
 LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
-# (owner, function, call): the run dies when this call begins. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
+# (owner, function, call): the run dies at the start of this call. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
 DEATHS = [(LOOP, "_optimiser_step", step) for step in (1, 4, 13)] + [
     (CHECKPOINT, "write_optimizer", 1),  # half of the first checkpoint is written
     (CHECKPOINT, "write_optimizer", 4),
     (CHECKPOINT, "flush", 20),  # a checkpoint is written, but has not been renamed
-    (CHECKPOINT, "remove_old", 9),  # the checkpoint stands, nothing has taken note of it
+    (CHECKPOINT, "remove_old", 9),  # the checkpoint is complete, but nothing refers to it yet
     (CHECKPOINT, "remove_unfinished", 6),  # an old checkpoint is about to be deleted
     (LOOP, "_finish", 1),
 ]
@@ -33,7 +33,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed_runs(tmp_path_factory):
-    """A folder for each death, all made by one process that imports everything and forks."""
+    """A folder for each death. One process imports everything and forks all of them."""
     folders = {death: tmp_path_factory.mktemp("killed") for death in DEATHS}
     code = (
         "import accelerate, json, sys, matplotlib.backends.backend_agg, torch._dynamo\n"
@@ -55,10 +55,10 @@ def killed_runs(tmp_path_factory):
 
 @pytest.mark.parametrize("death", DEATHS, ids=lambda death: f"{death[1]}-{death[2]}")
 def test_killed_and_resumed_gives_the_same_weights(uninterrupted, killed_runs, death):
-    """Bit for bit, with the same best checkpoint and a log that has each step once."""
+    """Bit for bit, with the same best checkpoint and with each step once in the log."""
     folder, (expected_folder, expected) = killed_runs[death], uninterrupted
     for path in checkpoints.checkpoints(folder):
-        weights(path)  # each is whole
+        weights(path)  # each one is complete
     assert build(folder).train(resume=True) == expected
     assert_bitwise_equal(weights(folder), weights(expected_folder))
     lines = [read_log(f / "log.jsonl") for f in (folder, expected_folder)]

@@ -1,4 +1,4 @@
-"""transformers' own tests of a model, from the sdist that ``make transformers-suite`` fetches."""
+"""transformers' own model tests, from the sdist that ``make transformers-suite`` fetches."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-# What the sdist leaves out of its tests: of generation and of exports.
+# Tests that the sdist does not contain: of generation and of exports.
 LEFT_OUT = {
     "exporters.test_export": "ExportTesterMixin",
     "generation.test_utils": "GenerationTesterMixin",
@@ -16,7 +16,7 @@ LEFT_OUT = {
 
 
 def load(folder: str) -> type:
-    """``ModelTesterMixin`` of the unpacked sdist. Its package goes by another name, as ours is ``tests`` too."""
+    """``ModelTesterMixin`` of the unpacked sdist. Its package gets another name: ours is ``tests`` too."""
     package = ModuleType("transformers_tests")
     package.__path__ = [str(Path(folder) / "tests")]
     sys.modules[package.__name__] = package
@@ -24,7 +24,7 @@ def load(folder: str) -> type:
         module = ModuleType(name)
         setattr(module, mixin, type(mixin, (), {}))
         sys.modules[f"{package.__name__}.{name}"] = module
-    # Its markers are not ours; marks without a configuration take any.
+    # Its markers are not declared here; pytest without a configuration accepts any marker.
     with mock.patch.object(pytest, "mark", pytest.MarkGenerator(_ispytest=True)):
         module = importlib.import_module(f"{package.__name__}.test_modeling_common")
     return module.ModelTesterMixin

@@ -1,4 +1,4 @@
-"""For each family a TestCase with transformers' tests, and its models patched as they are made."""
+"""For each family a TestCase with transformers' tests, whose models are patched when they are made."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ from tests.helpers.families import BY_NAME, config, padded_batch
 
 
 class ModelTester:
-    """What the tests ask of a family: a small configuration and a padded batch."""
+    """What the tests need of a family: a small configuration and a padded batch."""
 
     batch_size, seq_length, num_choices = 3, 7, 4
 
@@ -38,7 +38,7 @@ class ModelTester:
 
 @cache
 def case_of(family: str, mixin: type) -> type[unittest.TestCase]:
-    """Transformers' tests on every class of the family that ``patch`` takes."""
+    """transformers' tests on every class of the family that ``patch`` accepts."""
 
     def __init__(self, name):
         unittest.TestCase.__init__(self, name)
@@ -57,7 +57,7 @@ def case_of(family: str, mixin: type) -> type[unittest.TestCase]:
 
 
 def _labels(model_class: type, inputs: dict) -> dict:
-    """The labels that the mixin does not give, and -100 at padding, where a loss takes the model's own forward."""
+    """Labels that the mixin does not provide, and -100 at padding where the loss would need the model's own forward."""
     mask, taken = inputs["attention_mask"], inspect.signature(model_class.forward).parameters
     labels = {
         name: torch.zeros(len(mask), dtype=torch.long)
@@ -86,13 +86,13 @@ def _is_patched(kind: type, settings) -> bool:
     try:
         fastenc.patch(kind(settings))
     except (ValueError, AttributeError, TypeError, NotImplementedError):
-        return False  # another family's, a decoder, or a class that is only for others to inherit
+        return False  # another family's class, a decoder, or an abstract class
     return True
 
 
 @contextmanager
 def patched(classes: tuple[type, ...]) -> Iterator[None]:
-    """Inside, whatever is constructed or loaded as one of ``classes`` is patched at once."""
+    """A context in which every model of ``classes`` is patched when it is constructed or loaded."""
     with ExitStack() as stack:
         for kind in classes:
             stack.enter_context(mock.patch.object(kind, "__init__", _constructs(kind)))
@@ -106,7 +106,7 @@ def _constructs(kind: type):
     @wraps(own)  # patch reads its signature
     def __init__(self, *arguments, **options):
         own(self, *arguments, **options)
-        # Without values it is a step of loading, or what patch itself compares with.
+        # Without values it is a step of loading, or made by patch itself for comparison.
         if type(self) is kind and not any(p.is_meta for p in self.parameters()):
             fastenc.patch(self)
 

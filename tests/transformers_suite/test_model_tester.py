@@ -1,4 +1,4 @@
-"""transformers' own tests of a model, on patched models of every family: ``make transformers-suite``."""
+"""transformers' own model tests on patched models of every family: ``make transformers-suite``."""
 
 import os
 import unittest
@@ -17,7 +17,7 @@ if not FOLDER:
 
 Mixin = mixin.load(FOLDER)
 NAMES = [name for name in dir(Mixin) if name.startswith("test_") and callable(getattr(Mixin, name))]
-if not torch.cuda.is_available():  # float16 has kernels on a GPU alone
+if not torch.cuda.is_available():  # float16 has kernels only on a GPU
     NAMES = [name for name in NAMES if "fp16" not in name]
 pytestmark = pytest.mark.filterwarnings("ignore")
 

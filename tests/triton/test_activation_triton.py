@@ -1,4 +1,4 @@
-"""The activations of the Triton kernels, evaluated in float32 where the storage type's rounding cannot hide errors."""
+"""The activations of the Triton kernels in float32, where no rounding of the storage type can hide errors."""
 
 import pytest
 import torch
@@ -21,9 +21,9 @@ def _evaluate_kernel(
     tl.store(slope_ptr + place, slope(u, g, KIND, NARROW))
 
 
-# The bounds that the docstring states; float32's own erf is exact to a few of its rounding steps. A GPU's exp2 and
-# rsqrt are approximations too, of 2^-22 and 2^-22.9 (PTX ISA, ex2 and rsqrt), and far out the slope multiplies a
-# rounding of the gate, which is 1 there, by 250.
+# The bounds in the docstring. float32's own erf is exact to a few rounding steps. A GPU's exp2 and rsqrt are
+# approximations too, of 2^-22 and 2^-22.9 (PTX ISA, ex2 and rsqrt). For large arguments the gate is 1, and the slope
+# multiplies its rounding error by 250.
 @pytest.mark.parametrize(
     "narrow,bounds,gpu_bounds",
     [(True, (4e-6, 1.7e-5), (5e-6, 1e-4)), (False, (1.2e-6, 1e-6), (1.2e-6, 1e-6))],

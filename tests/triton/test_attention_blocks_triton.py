@@ -4,8 +4,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from fastenc.models import Encoder, EncoderConfig
-from fastenc.ops import _attention_blocks
-from fastenc.ops._attention_blocks import attention_blocks
+from fastenc.ops.attention_blocks import attention_blocks
 from fastenc.packing import pack
 from tests.helpers.families import model
 
@@ -17,20 +16,20 @@ def offsets(lengths, device):
 
 
 def blocks_of(lengths):
-    """Those of the longest sequences first, of equally long ones in their order."""
+    """The blocks of the longest sequences first; those of equally long sequences in the sequences' order."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     return [[i, block] for i in order for block in range(-(-lengths[i] // 64))]
 
 
 @pytest.fixture
 def chosen(triton_target, monkeypatch):
-    """The kernels that a GPU takes, wherever they run."""
-    monkeypatch.setattr(_attention_blocks, "choose", lambda op, impl, x: "triton")
+    """The choice of kernels as on a GPU, also where there is none."""
+    monkeypatch.setattr("fastenc.ops.attention_blocks.choose", lambda op, impl, x: "triton")
     return triton_target
 
 
 def found_in(table, lengths):
-    """A table's entries before those that lie past every sequence's end."""
+    """The entries of a table for which a sequence has a block."""
     assert table.dtype == torch.int32
     entries = table.tolist()
     real = [entry for entry in entries if entry[1] * 64 < max(lengths, default=0)]
@@ -52,7 +51,7 @@ def test_blocks_of_a_batch(chosen, lengths):
 
 
 def test_a_table_has_room_for_the_most_blocks_that_there_can_be(chosen):
-    """Sequences of one token more than whole blocks, so that no entry is left."""
+    """Each sequence has one token more than whole blocks, so that every entry is used."""
     lengths = (193, 129, 1)
     blocks = attention_blocks(torch.empty(323, 1), offsets(lengths, chosen.device), 193)
     assert blocks.all_blocks.tolist() == blocks_of(lengths)
@@ -80,7 +79,7 @@ def test_no_blocks_where_no_kernel_needs_them():
 
 
 class Given(TorchDispatchMode):
-    """Notes the sizes of the tables that attention gets."""
+    """Records the sizes of the tables that attention gets."""
 
     def __init__(self):
         super().__init__()
@@ -115,5 +114,5 @@ def test_a_batch_that_was_packed_on_a_device_gets_its_blocks_once(chosen, subjec
         with_blocks = call(ids, mask)
     assert given.made == 1 and len(given.sizes) >= 2
     assert all(size == [(273 + 3 * 63) // 64, (273 + 2 * 63) // 64] for size in given.sizes)
-    monkeypatch.setattr(_attention_blocks, "choose", lambda op, impl, x: "cpp")
+    monkeypatch.setattr("fastenc.ops.attention_blocks.choose", lambda op, impl, x: "cpp")
     torch.testing.assert_close(with_blocks, call(ids, mask))

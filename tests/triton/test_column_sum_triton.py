@@ -1,9 +1,9 @@
-"""The Triton kernel behind fastenc.ops._column_sum: on a GPU, or interpreted."""
+"""The Triton kernel behind fastenc.ops.column_sum: on a GPU, or interpreted."""
 
 import pytest
 import torch
 
-from fastenc.ops._column_sum import column_sum
+from fastenc.ops.column_sum import column_sum
 from fastenc.testing import assert_within_budget
 
 

@@ -137,7 +137,7 @@ def test_what_the_kernels_cannot_take_is_named():
 
 
 def test_a_masked_batch_reads_nothing_back():
-    """On the meta device, where any reading raises, and whose rows are a GPU's."""
+    """On the meta device every read raises, and the CRF computes as on a GPU."""
     crf = fnn.CRF(4, batch_first=True).to("meta")
     emissions = torch.zeros(3, 7, 4, device="meta", requires_grad=True)
     tags = torch.zeros(3, 7, dtype=torch.int64, device="meta")
@@ -148,7 +148,7 @@ def test_a_masked_batch_reads_nothing_back():
 
 
 def test_masked_tokens_of_a_gpus_batch_may_stand_anywhere(triton_target):
-    """A GPU's rows have their real tokens moved to the front."""
+    """On a GPU the real tokens of a row are moved to its front."""
     device = triton_target.device
     crf = fnn.CRF(5, batch_first=True).to(device)
     emissions, tags = torch.randn(3, 6, 5, device=device), torch.randint(5, (3, 6), device=device)

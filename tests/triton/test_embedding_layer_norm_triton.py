@@ -12,7 +12,7 @@ from tests.helpers.embedding_layer_norm import (
 )
 
 
-# 200 tokens of one type are more than three windows of the backward; 5 ids of 150 tokens end anywhere in one.
+# 200 tokens of one type cross three windows of the backward; the rows of 5 ids of 150 tokens end inside windows.
 @pytest.mark.parametrize(
     "tokens,vocabulary,width", [(1, 7, 33), (64, 64, 16), (200, 9, 40), (150, 5, 384)]
 )

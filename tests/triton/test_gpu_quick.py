@@ -1,4 +1,4 @@
-"""The visit's scripts at small sizes, so that no mistake in them costs a visit."""
+"""The scripts for a GPU machine at small sizes: a mistake in them would waste the time of the machine."""
 
 import fnmatch
 import json
@@ -32,7 +32,7 @@ def hurried(monkeypatch):
 
 
 def run(section, tmp_path, size=gpu_quick.SMALL):
-    """The section's cases in this process: {case: row}."""
+    """Run the section's cases in this process: {case: row}."""
     written = _cases.Report(tmp_path / "report.json")
     assert _cases.run_cases(written, section, gpu_quick.cases_of(section, size)) == 0
     return json.loads((tmp_path / "report.json").read_text())[section]["cases"]
@@ -56,7 +56,7 @@ def test_every_section_runs_and_is_written(section, tmp_path, monkeypatch):
 
 
 def test_the_sections_run_on_the_kernels(triton_target, monkeypatch, tmp_path):
-    # The interpreter's bfloat16 is integers.
+    # The interpreter stores bfloat16 as integers.
     monkeypatch.setattr(problems, "DTYPE", torch.float32)
     assert all(row["right"] for row in run("check", tmp_path).values())
 
@@ -79,7 +79,7 @@ def test_one_wrong_row_of_thousands_is_wrong():
 
 
 def test_forwards_are_timed_as_in_training(monkeypatch):
-    """With gradients; a loss that forms its gradient with its value has to read and write, and no backward is left."""
+    """With gradients. A loss that computes its gradient in the forward reads and writes more, and has no backward."""
     seen = []
 
     def compare(providers, *, work, **options):
@@ -223,7 +223,7 @@ def test_a_new_architecture_is_asked_for_its_rules(monkeypatch):
 
 
 def test_cudnns_row_is_asked_for_as_the_op_takes_it(monkeypatch):
-    """Without a GPU it is refused for the device alone."""
+    """Without a GPU it is refused, only because of the device."""
     monkeypatch.setattr(bench_attention, "ON_GPU", True)
     case = bench_attention.Case("two", [5, 3], dtype=torch.bfloat16)
     row = bench_attention.Batch(case).providers()["fastenc, cuDNN"]
@@ -246,11 +246,23 @@ wanted = ("bias_gelu", "masked_cross_entropy")
 cases = [case for case in timing.cases(size) if case[0] in wanted]
 cases.append(("nothing", lambda: {"median_ms": 1.0}))
 _cases.run_cases(_cases.Report(Path(sys.argv[1])), "time", _dry_run.noted(cases))
+
+import torch
+from fastenc import ops
+from fastenc.packing import pack_sequences
+
+def unpacked():
+    print(ops.unpack(torch.tensor([7, 8, 9]), pack_sequences([[1], [2, 3]]), -100).tolist())
+
+idle = lambda: None
+providers = {"fastenc": unpacked, "fastenc, idle": idle, "eager": idle, "another": "not installed"}
+_dry_run.running = "packing"
+print(json.dumps(_dry_run.compare(providers)))
 """
 
 
 def compiling(*arguments, **environment):
-    """A process without Triton's interpreter, which this one has chosen."""
+    """A process without Triton's interpreter, which the present process has chosen."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         arguments, cwd=ROOT, env=kept | environment, capture_output=True, text=True
@@ -272,7 +284,7 @@ def c_compiler():
 
 def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
     path = tmp_path / "report.json"
-    compiling(sys.executable, "-c", DRY_RUN, str(path))
+    done = compiling(sys.executable, "-c", DRY_RUN, str(path))
     cases = json.loads(path.read_text())["time"]["cases"]
     assert cases["bias_gelu"]["kernels"] == {
         "_bias_gelu_fwd_kernel": 1,
@@ -281,6 +293,16 @@ def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
     assert cases["nothing"]["failed"] == "it starts no kernel"
     assert all(row["dry run"].startswith("a dry run") for row in cases.values())
     assert "_ms" not in path.read_text()
+    padded, rows = done.stdout.splitlines()[-2:]
+    assert json.loads(padded) == [[7, -100], [8, 9]], "labels and masks keep their values"
+    started = {"dry run": "not timed", "kernels": "_unpack_kernel"}
+    nothing = {"dry run": "not timed", "kernels": ""}
+    assert json.loads(rows) == {
+        "fastenc": started,
+        "fastenc, idle": nothing | {"failed": "it starts no kernel"},
+        "eager": nothing,
+        "another": {"missing": "not installed"},
+    }
 
 
 STUB = """#!/usr/bin/env bash
@@ -301,7 +323,7 @@ BY_PART = {
 
 @pytest.fixture
 def commands(tmp_path):
-    """Runs a part in a tree of its own with programs that note their arguments: (these, what was printed, code)."""
+    """Runs a part in a tree of its own, with programs that record their arguments: (arguments, output, exit code)."""
     tree, calls = tmp_path / "tree", tmp_path / "calls"
     for folder in ("benchmarks", "csrc/cpu", "python/fastenc", "kernels/tuned"):
         (tree / folder).mkdir(parents=True)
@@ -309,7 +331,7 @@ def commands(tmp_path):
         (tree / file).touch()
     for name in ("gpu_parts.sh",):
         (tree / "benchmarks" / name).write_text((ROOT / "benchmarks" / name).read_text())
-    for name in ("python", "ncu", "compute-sanitizer", "strip"):
+    for name in ("python", "ncu", "compute-sanitizer"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(STUB)
@@ -339,7 +361,7 @@ def commands(tmp_path):
 
 
 def module_of(command):
-    """(module, its arguments) of a command that has python -m MODULE in it, or None."""
+    """(module, its arguments) of a command that contains python -m MODULE, or None."""
     return (
         (command[(at := command.index("-m")) + 1], command[at + 2 :]) if "-m" in command else None
     )

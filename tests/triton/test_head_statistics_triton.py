@@ -49,7 +49,7 @@ def test_without_targets_and_without_tokens(triton_target):
 
 
 def test_more_sequences_than_a_grids_later_axes_have(monkeypatch):
-    """CUDA's limits: 65,535 programs on the second and the third axis."""
+    """CUDA allows 65,535 programs on the second and on the third axis."""
     pytest.importorskip("triton")
     from fastenc.kernels import head_statistics as module
 

@@ -1,4 +1,4 @@
-"""Launches through Triton's compiler with a driver that starts nothing: what is compiled, and how often."""
+"""Launches through Triton's compiler, with a driver that starts nothing: what is compiled, and how often."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 
 def run_compiled(*arguments):
-    """Python without Triton's interpreter, which this process has chosen."""
+    """Python without Triton's interpreter, which the present process has chosen."""
     compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=compiling, capture_output=True, text=True)
@@ -25,7 +25,7 @@ def run_compiled(*arguments):
 
 
 def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_multiply_adds():
-    """One token, a multiple of 16 and neither: Triton would compile sizes in."""
+    """One token, a multiple of 16, and another number: Triton itself would specialise on them."""
     done = run_compiled("-m", "benchmarks.launch_costs", "--seconds", "0")
     assert "fp fusion" not in done.stderr.lower(), done.stderr
     variants = json.loads(done.stdout)["variants"]
@@ -46,7 +46,7 @@ for rows in (x, x[1:], x.flatten()[1:-63].view(64, 64), x.flatten()[2:-62].view(
 
 
 def test_a_launch_is_looked_up_by_dtype_and_alignment():
-    """A pointer that is not aligned is compiled for once more, another one like it is not."""
+    """The first pointer that is not aligned compiles the kernel once more; a second one does not."""
     done = run_compiled("-c", LOOK_UPS)
     assert done.stdout.split() == ["1", "1", "2", "2", "2", "3"]
 
@@ -106,7 +106,7 @@ def test_a_kernel_started_again_gets_what_triton_gives_it_and_a_profilers_hooks(
 
 @pytest.fixture
 def debugging(monkeypatch):
-    """The interpreter with device assertions, as compiled kernels have them under TRITON_DEBUG=1."""
+    """The interpreter with device assertions, which TRITON_DEBUG=1 adds to compiled kernels."""
     if torch.cuda.is_available():
         pytest.skip("a failed assertion would end the process's CUDA context")
     from triton.runtime import interpreter
@@ -223,7 +223,7 @@ print(wrong, known)
 
 
 def test_the_look_up_key_tells_apart_what_triton_does():
-    """Random arguments, most of them one step from an earlier call; nothing is compiled."""
+    """Random arguments, most of which differ from an earlier call in one respect. Nothing is compiled."""
     wrong, known = map(int, run_compiled("-c", LOOK_UP_KEY).stdout.split())
     assert wrong == 0 and known > 50
 
@@ -286,8 +286,9 @@ print(len(launches), compiled, wrong)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a real libcuda is loaded here")
 @pytest.mark.skipif(not shutil.which("gcc"), reason="the noting libcuda takes a C compiler")
 def test_the_driver_gets_every_parameter_as_the_kernel_was_compiled_for():
-    """First launches and repeated ones, through Triton's own launcher: a number where the kernel reads a pointer, a
-    constant that is another than what was compiled in, or a pointer that is taken for aligned would corrupt memory."""
+    """First and repeated launches, through Triton's own launcher. Memory would be corrupted by a number where the
+    kernel reads a pointer, by another constant than the compiled one, or by an unaligned pointer that counts as
+    aligned."""
     launches, compiled, wrong = run_compiled("-c", PARAMETERS).stdout.split(maxsplit=2)
     assert wrong == "[]\n"
     assert int(launches) >= 2 * int(compiled) > 40

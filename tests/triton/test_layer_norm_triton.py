@@ -23,7 +23,8 @@ def on(device, values):
     return {name: v.detach().to(device).requires_grad_() for name, v in values.items()}
 
 
-# 768 goes in three pieces of 256, 1,000 in one masked piece; 40 rows are more than one turn of a persistent program.
+# 768 columns are three pieces of 256, 1,000 are one masked piece. With 40 rows, a persistent program makes more than
+# one turn.
 @pytest.mark.parametrize("rows,width", [(1, 128), (3, 37), (40, 768), (17, 1000), (2, 8192)])
 def test_layer_norm_and_every_gradient_keep_the_budget(triton_target, rows, width):
     for dtype in triton_target.dtypes:

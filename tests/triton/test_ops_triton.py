@@ -1,4 +1,4 @@
-"""What every op with a kernel keeps: on a GPU at the sizes of real encoders, or interpreted at small ones."""
+"""What every op with a GPU kernel must do: on a GPU at the sizes of real encoders, or interpreted at small sizes."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from fastenc import ops, packing
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import offsets_of, plain_cross
 from tests.helpers.cross_entropy import labels_for
@@ -47,14 +47,14 @@ def size_of(target, heads=12) -> Size:
 
 
 class Op(NamedTuple):
-    """An op, and the same by plain PyTorch.
+    """An op, and the same computation in plain PyTorch.
 
     Fields:
-        inputs: arguments by name; floating-point tensors are cast to the dtype under test and differentiated.
-        ours: called with the inputs and impl.
-        plain: called with the inputs and the lengths.
-        resize: the size that the op's kernel is for.
-        mode: in which its gradients repeat bit for bit; None: in none.
+        inputs: arguments by name; those of floating point are cast to the dtype under test and get gradients.
+        ours: the op, called with the inputs and impl.
+        plain: the computation, called with the inputs and the lengths.
+        resize: changes the size to one that the op's kernel is for.
+        mode: the mode in which its gradients repeat bit for bit; None: no mode.
     """
 
     inputs: Callable[[Size], dict[str, Any]]
@@ -79,7 +79,7 @@ def relative_inputs(size):
 
 
 def biased_inputs(size):
-    """Biases that have no gradient are made from integers."""
+    """Biases without a gradient are made from integers."""
     hidden = {"key_bias": torch.randint(-2, 3, (size.tokens,))}
     return attention_inputs(size) | hidden | {"alibi_slopes": torch.arange(size.heads)}
 
@@ -99,7 +99,7 @@ def keys_of(lengths):
 
 
 def cross_inputs(size):
-    """Every sequence's keys are another one's in number."""
+    """Every sequence has as many keys as another one has queries."""
     sizes = {"q": size.lengths, "k": keys_of(size.lengths), "v": keys_of(size.lengths)}
     rows = {n: torch.randn(sum(sizes[n]), size.heads, size.head_dim) for n in sizes}
     offsets = {"cu_q": offsets_of(sizes["q"]), "cu_k": offsets_of(sizes["k"])}
@@ -111,12 +111,12 @@ def cut(size, longest=128):
 
 
 def stretched(size, longest=130):
-    """A sequence is too long for the kernel of short ones."""
+    """One sequence is too long for the kernel of short ones."""
     return size._replace(lengths=(max(longest, size.lengths[0]), *size.lengths[1:]))
 
 
 def attention_op(resize):
-    """Without any option. float32 takes the kernel of long sequences for short ones, too."""
+    """Without any option. float32 uses the kernel of long sequences also for short ones."""
     ours = lambda impl, qkv, cu, longest: ops.attention(qkv, cu, longest, impl=impl)
     return Op(attention_inputs, ours, plain_attention, resize, deterministic)
 
@@ -136,7 +136,7 @@ def embedding_inputs(size):
     words, longest = size.vocabulary, max(size.lengths)
     tables = {"word": words, "position": longest, "token_type": 2}
     return {
-        # A quarter of the tokens are one word, as [MASK] is.
+        # A quarter of the tokens are one word, like [MASK].
         "input_ids": torch.randint(words, (size.tokens,)) * (torch.rand(size.tokens) < 0.75),
         "position_ids": torch.cat([torch.arange(n) for n in size.lengths]),
         "token_type_ids": torch.randint(2, (size.tokens,)),
@@ -266,8 +266,8 @@ OPS = {
         lambda lengths, word, **inputs: F.linear(
             plain_embedding(lengths, word=word, **inputs), word
         ),
-        lambda size: cut(size, 32),  # float64 scores of 16k tokens are 4 GB
-        deterministic,  # the scores are torch's products
+        lambda size: cut(size, 32),  # float64 scores of 16k tokens would take 4 GB
+        deterministic,  # torch's products form the scores
     ),
     "pack": Op(
         lambda size: {
@@ -288,11 +288,11 @@ OPS = {
         loss_inputs,
         lambda impl, **inputs: ops.linear_masked_cross_entropy(**inputs),
         plain_loss,
-        lambda size: cut(size, 32),  # float64 logits of 16k tokens are 4 GB
+        lambda size: cut(size, 32),  # float64 logits of 16k tokens would take 4 GB
         mode=None,
     ),
 }
-# Interpreted, heads of other sizes are among attention's own tests.
+# Attention's own tests interpret heads of other sizes.
 ON_GPU_ONLY = {"attention with heads of 32", "attention with heads of 128"}
 EVERY = pytest.mark.parametrize(
     "name",
@@ -301,7 +301,7 @@ EVERY = pytest.mark.parametrize(
 
 
 def dtypes(name, target):
-    """The loss has no interpreted kernel, and its C++ takes no float16."""
+    """The loss has no interpreted kernel, and its C++ kernel has no float16."""
     on_cpu = target.device.type == "cpu"
     return (torch.float32,) if on_cpu and OPS[name].mode is None else target.dtypes
 
@@ -320,7 +320,7 @@ def leaves(inputs):
 
 
 def both_ways(out, inputs, dout):
-    """The result and every gradient."""
+    """The result and the gradient of every input."""
     return out.detach(), *torch.autograd.grad(out, leaves(inputs), dout.to(out.dtype))
 
 
@@ -328,7 +328,7 @@ def upstream(op, impl, inputs):
     return torch.randn_like(op.ours(impl=impl, **inputs))
 
 
-# On a GPU also the width 1,024.
+# On a GPU also with width 1,024.
 @pytest.mark.parametrize("heads", [12, pytest.param(16, marks=pytest.mark.gpu)])
 @EVERY
 def test_results_and_gradients_keep_the_budget(triton_target, name, heads):
@@ -369,7 +369,7 @@ def test_gradients_repeat_bit_for_bit(triton_target, name):
 
 
 class Calls(TorchDispatchMode):
-    """Keeps the arguments of a call of each of the library's operators."""
+    """Stores the arguments of one call of each operator of the library."""
 
     def __init__(self):
         super().__init__()
@@ -385,7 +385,7 @@ class Calls(TorchDispatchMode):
 def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
     """By the names that users call."""
     x = torch.ones(1)
-    reason = lambda op, impl: _dispatch.unsupported_reason(op, impl, x, None, None)
+    reason = lambda op, impl: dispatch.unsupported_reason(op, impl, x, None, None)
     losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
     for name in ops.__all__:
         plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}
@@ -408,7 +408,7 @@ def test_registrations_pass_opcheck(triton_target, name):
 @EVERY
 def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
     op, device = OPS[name], triton_target.device
-    torch.compiler.reset()  # other ops' graphs count as recompilations of this one's
+    torch.compiler.reset()  # graphs of other ops count as recompilations of this one
     compiled = torch.compile(
         lambda inputs: op.ours(impl=triton_target.impl, **inputs),
         fullgraph=True,
@@ -424,7 +424,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
 
 
 def recorded(step, device):
-    """The step's results, and what computes them again in place: a CUDA graph; on a CPU the step itself."""
+    """The step's results, and a function that computes them again in place: a CUDA graph; on a CPU the step."""
     results = step()
     if device.type == "cpu":
         return results, lambda: [kept.copy_(new) for kept, new in zip(results, step(), strict=True)]
@@ -436,7 +436,7 @@ def recorded(step, device):
 
 
 def tensors(inputs):
-    """All of them, in the same order for the same op; also those of a batch."""
+    """All tensors in the inputs, also those of a batch; always in the same order."""
     for value in inputs.values():
         if isinstance(value, packing.PackedBatch):
             yield from (v for v in vars(value).values() if isinstance(v, Tensor))
@@ -456,19 +456,19 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     dout = upstream(op, triton_target.impl, inputs)
     step = lambda given: both_ways(op.ours(impl=triton_target.impl, **given), given, dout)
     results, replay = recorded(lambda: step(inputs), device)
-    replay()  # a capture computes nothing
+    replay()  # the capture computes nothing
     before = [result.clone() for result in results]
     with torch.no_grad():
         for place, new in zip(tensors(inputs), tensors(other), strict=True):
             place.copy_(new)
     replay()
-    # Atomic sums, and products of other shapes, differ by roundings.
+    # Atomic sums, and products of other shapes, differ by rounding.
     torch.testing.assert_close(results, step(other), rtol=1e-2, atol=1e-2)
     assert not torch.equal(before[0], results[0])
 
 
 def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
-    """Attention whose values are unit vectors: the result is the mask, and so is the gradient of the values."""
+    """Attention whose values are unit vectors: the result is the mask, and so is the values' gradient."""
     length = 16
     qkv = torch.zeros(length, 3, 1, length, device=target.device, dtype=dtype)
     unit = torch.eye(length, device=target.device, dtype=dtype)
@@ -486,7 +486,7 @@ def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
 
 
 def in_layer_norm(target, dtype, wrap=lambda call: call):
-    """Ones of which dropout takes some: the kept ones alone are above the mean, and have a gradient."""
+    """Ones, some of which are dropped: only the kept ones are above the mean and have a gradient."""
     x = torch.ones(4, 256, device=target.device, dtype=dtype, requires_grad=True)
     residual, dout = torch.zeros_like(x), torch.randn_like(x)
     weight = torch.ones(256, device=target.device, dtype=dtype)
@@ -502,7 +502,7 @@ def in_layer_norm(target, dtype, wrap=lambda call: call):
 
 
 def in_embedding(target, dtype, wrap=lambda call: call):
-    """One token, whose result has a gradient for the norm's bias where dropout keeps it."""
+    """One token, with a gradient for the norm's bias where dropout keeps an element."""
     new = lambda *shape: torch.randn(*shape, device=target.device).to(dtype)
     ids = torch.zeros(1, dtype=torch.long, device=target.device)
     tables, weight, bias = [new(3, 256) for _ in range(3)], new(256), new(256).requires_grad_()
@@ -524,7 +524,7 @@ WITH_DROPOUT = pytest.mark.parametrize(
 
 
 def assert_drops_others_each_time_and_the_same_in_its_backward(step):
-    """step: () -> (result, gradient), each 0 or less where dropped."""
+    """step: () -> (result, gradient), each 0 or less for a dropped element."""
     kept = []
     for _ in range(3):
         result, gradient = step()
@@ -539,7 +539,7 @@ def assert_drops_others_each_time_and_the_same_in_its_backward(step):
 def test_dropout_of_a_recorded_step(triton_target, op):
     for dtype in triton_target.dtypes:
         step = op(triton_target, dtype)
-        step()  # compiled before it is recorded
+        step()  # compile before recording
         results, replay = recorded(step, triton_target.device)
 
         def replayed(results=results, replay=replay):

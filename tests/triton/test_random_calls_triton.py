@@ -1,16 +1,16 @@
-"""Random calls of every op on its Triton kernels: what the definition gives in float64, forward and gradients."""
+"""Random calls of every op with its Triton kernels give the results and gradients of the definition in float64."""
 
 from random import Random
 
 import pytest
 import torch
 
-from fastenc.ops._dispatch import DECLARED
+from fastenc.ops.dispatch import DECLARED
 from tests.fuzz.op_calls import CALLS
 from tests.fuzz.valid_calls import check
 
 
-# Squares of the lowest numbers overflow; the interpreter's numpy says so.
+# Squares of the lowest numbers overflow, and numpy warns of it in the interpreter.
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("op", [op for op in CALLS if "triton" in DECLARED[op].implementations])
 def test_random_calls_give_the_definition(op, triton_target):

@@ -37,7 +37,7 @@ def test_a_maximums_gradient_goes_to_its_first_token(triton_target):
     assert torch.equal(y.nan_to_num(7), torch.tensor([[3, -inf, 7, 7]]).to(y).nan_to_num(7))
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert dx.argmax(0).tolist() == [1, 0, 2, 0] and dx.sum() == 4
-    # A tie between lanes of different turns.
+    # A tie between lanes in different turns of the loop.
     x = torch.zeros(70, 64, device=x.device, requires_grad=True)
     y = segment_pool(x, offsets([70], x.device), "max", impl=triton_target.impl)
     assert torch.autograd.grad(y.sum(), x)[0][0].eq(1).all()

@@ -1,4 +1,4 @@
-"""The tuner and the tables it fills: on interpreted kernels, with a clock that prefers what the test wants."""
+"""The tuner and the tables that it fills, on interpreted kernels with a made-up clock."""
 
 import json
 import multiprocessing
@@ -19,6 +19,7 @@ from fastenc.kernels import (
     embedding_layer_norm,
     launch,
     layer_norm,
+    linear_gelu,
 )
 
 from benchmarks import (
@@ -28,6 +29,7 @@ from benchmarks import (
     bench_bias_glu,
     bench_embedding_layer_norm,
     bench_layer_norm,
+    bench_linear_gelu,
     run,
     tune,
 )
@@ -37,7 +39,7 @@ WIDTH = 70
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """An empty folder of tables, for a device that has the architecture sm_00."""
+    """An empty folder of tables, for a device of architecture sm_00."""
     monkeypatch.setattr(launch, "TABLES", tmp_path)
     monkeypatch.setattr(launch, "architecture", lambda device: "sm_00")
     forget()
@@ -56,7 +58,7 @@ def problem():
 
 
 def clock_of(cost, x):
-    """Seconds by the launch that is being tried: cost(forward's parameters) + cost(backward's)."""
+    """Seconds of the launch that is being tried: cost(forward's parameters) + cost(backward's parameters)."""
 
     def clock(call, prepare):
         chosen = [bias_gelu.config(WIDTH, like=x, backward=b) for b in (False, True)]
@@ -82,7 +84,7 @@ def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
         assert (entry["launch"]["ROWS"], entry["launch"]["BLOCK"]) == (4, 512)
         assert entry["us"] < entry["rule_us"]
     assert written["machine"]["versions"]["torch"]
-    # The launcher asks the table now, and the rule where the table has nothing.
+    # The launcher now uses the table, and the rule for launches that are not in the table.
     forget()
     assert bias_gelu.config(WIDTH, like=x, backward=True)["ROWS"] == 4
     rule = bias_gelu.config(WIDTH)
@@ -91,7 +93,7 @@ def test_the_fastest_right_candidate_fills_the_table(triton_target, tables):
 
 
 def test_an_ops_candidates_are_tried_before_single_changes(triton_target, tables, monkeypatch):
-    """Here each single change of the rule is slower: from there the best launch is not found."""
+    """Here every single change of the rule is slower, so single changes would not find the best launch."""
     rule = bias_gelu.config(WIDTH)
     wanted = {"ROWS": 2, "BLOCK": 512}
     assert all(rule[name] != value for name, value in wanted.items())
@@ -236,6 +238,7 @@ SMALL = {
         [20, 9], 1, 32, torch.float16, 0.0
     ),
     "bias_glu": lambda: bench_bias_glu.glu_problem(3, 70, torch.float32),
+    "linear_gelu": lambda: bench_linear_gelu.epilogue_problem(3, 16, 24, torch.float16),
 }
 
 
@@ -243,6 +246,7 @@ SMALL = {
 def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, tables, monkeypatch, op):
     monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     monkeypatch.setattr(launch.registry[op], "grid", {})
+    monkeypatch.setattr(launch.registry[op], "candidates", ())
     tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
     tuner.tune(SMALL[op]())
     assert [entry["op"] for entry in tuner.entries.values()] == [op, op]
@@ -251,6 +255,7 @@ def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, table
 @pytest.mark.parametrize("mode", ["tf32", "deterministic"])
 def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypatch, mode):
     monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    monkeypatch.setattr(launch.registry["attention"], "candidates", ())
     made = bench_attention.attention_problem(
         [20, 9],
         1,
@@ -271,13 +276,53 @@ def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypat
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
+    triton_target, tables, monkeypatch
+):
+    """A table in which two kernels are faster makes the backward take them."""
+    monkeypatch.setattr(launch.registry["attention"], "grid", {})
+    started, tried, run_kernel = {}, [], attention.run
+
+    def noting(kernel, grid, *arguments, **named):
+        started[kernel] = named.get("BLOCK_N")
+        run_kernel(kernel, grid, *arguments, **named)
+
+    def clock(call, prepare):
+        argument = () if prepare is None else (prepare(),)
+        started.clear()
+        call(*argument)
+        tried.append(dict(started))
+        return 0.5 if attention._attention_bwd_q_kernel in started else 1.0
+
+    monkeypatch.setattr(attention, "run", noting)
+    tolerance = _tuning.TF32_TOLERANCE
+    made = bench_attention.attention_problem(
+        [20, 9], 1, 32, torch.float32, 0.0, mode=_tuning.tf32, tolerance=tolerance
+    )
+    tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
+    tuner.tune(made)
+    in_one, in_two = attention._attention_bwd_kv_kernel, attention._attention_bwd_q_kernel
+    assert any(kernels.get(in_one) == 128 and in_two not in kernels for kernels in tried)
+    assert any(in_two in kernels for kernels in tried)
+    # Only the backward over the keys has the choice of two kernels.
+    chosen = {e["key"]["kernel"]: e["launch"].get("ATOMIC") for e in tuner.entries.values()}
+    assert chosen == {"forward": None, "backward_kv": False}
+    forget()
+    with made.mode():
+        out = made.run(*made.inputs, impl=triton_target.impl)
+        started.clear()
+        out.sum().backward()
+    assert {in_one, in_two} <= started.keys()
+
+
 @pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
 def test_every_problem_can_be_made(monkeypatch, dtype):
     for name in SMALL.keys() - {"attention_short"}:
         monkeypatch.setattr(f"benchmarks.bench_{name}.TOKENS", 512)
     monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     made = [make() for make in tune.problems(dtype)]
-    assert {m.op for m in made} == SMALL.keys() - {"attention_short"}
+    in_two_bytes = {"linear_gelu"} if dtype == torch.float32 else set()
+    assert {m.op for m in made} == SMALL.keys() - {"attention_short"} - in_two_bytes
     assert {m.inputs[0].dtype for m in made} == {dtype}
 
 
@@ -323,6 +368,7 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
     [
         (bias_gelu.config, (768,)),
         (bias_glu.config, (768,)),
+        (linear_gelu.config, (3072, 768, True)),
         (layer_norm.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
         (attention.config, ("forward", 64, "half", False, True)),

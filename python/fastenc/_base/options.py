@@ -36,12 +36,14 @@ def options_listed_by(function: Callable[[], list]) -> Any:
     return field(default_factory=dict, metadata={"options": function})
 
 
-def documented(kind: Class) -> Class:
+def documented(options_class: Class) -> Class:
     """Class decorator: add the help texts of a dataclass's options to its docstring."""
     lines = [
         f"    {field.name}: {field.metadata['help']}"
-        for field in fields(kind)  # type: ignore[arg-type]
+        for field in fields(options_class)  # type: ignore[arg-type]
         if "help" in field.metadata
     ]
-    kind.__doc__ = f"{cleandoc(kind.__doc__ or '')}\n\nFields:\n" + "\n".join(lines) + "\n"
-    return kind
+    options_class.__doc__ = (
+        f"{cleandoc(options_class.__doc__ or '')}\n\nFields:\n" + "\n".join(lines) + "\n"
+    )
+    return options_class

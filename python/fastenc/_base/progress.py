@@ -74,7 +74,5 @@ class Counter:
         """What is finished after this time, the speed, and the time that is left."""
         speed = (self.done - self._first) / seconds
         left = timedelta(seconds=round((self.total - self.done) / speed)) if speed else "unknown"
-        return (
-            f"{self.what}: {self.done:,} of {self.total:,} {self.unit}, {speed:,.1f} {self.unit}/s, "
-            f"{left} left"
-        )
+        rate = f", {speed:,.1f} {self.unit}/s" if speed >= 1 else ""
+        return f"{self.what}: {self.done:,} of {self.total:,} {self.unit}{rate}, {left} left"

@@ -30,13 +30,13 @@ def command() -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """{package: version} of fastenc, Python and those of these packages that are installed."""
-    found = {"fastenc": fastenc.__version__, "Python": platform.python_version()}
+    numbers = {"fastenc": fastenc.__version__, "Python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return numbers
 
 
 def today() -> str:

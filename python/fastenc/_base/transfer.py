@@ -1,10 +1,14 @@
 """Copies from the host to a device for which the host does not wait."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+
+Arguments = TypeVar(
+    "Arguments", bound=Mapping[str, object]
+)  # such as fastenc.packing.ModelArguments
 
 
 def staged(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -23,7 +27,8 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
     return source.to(device, non_blocking=non_blocking)
 
 
-def send_arguments(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def send_arguments(arguments: Arguments, device: torch.device) -> Arguments:
     """A model's keyword arguments with tensors and batches copied to ``device``; integers are kept."""
     move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
-    return {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}
+    sent = {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}
+    return cast(Arguments, sent)

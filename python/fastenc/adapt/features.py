@@ -22,7 +22,7 @@ from fastenc.models.encoder import Encoder
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.pooling import pool
-from fastenc.packing import PackedBatch, length_sorted_batches
+from fastenc.packing import ModelArguments, PackedBatch, length_sorted_batches
 
 MANIFEST, VECTORS = "manifest.json", "vectors"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -93,7 +93,7 @@ class FeatureCache:
 def cache_features(
     model: PretrainedModel,
     examples: Sequence[Any],
-    collate: Callable[[Sequence[Any]], dict[str, Any]],
+    collate: Callable[[Sequence[Any]], ModelArguments],
     folder: str | Path,
     *,
     per_token: bool,
@@ -168,7 +168,7 @@ def cache_features(
 class _Inputs:
     """The numbers of tokens and sequences of each example, and a SHA-256 digest of all inputs of the encoder."""
 
-    def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], dict[str, Any]]):
+    def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], ModelArguments]):
         self.tokens: list[int] = []
         self.sequences: list[int] = []
         digest = hashlib.sha256()

@@ -52,7 +52,7 @@ def score_analogies(vectors: StaticVectors, sections: Sections) -> dict[str, Ana
 
     A question is left out if one of its words has no vector.
     """
-    found = {}
+    scores = {}
     for name, questions in sections.items():
         asked = [question for question in questions if all(word in vectors for word in question)]
         answers = vectors.analogies([question[:3] for question in asked]) if asked else []
@@ -61,5 +61,5 @@ def score_analogies(vectors: StaticVectors, sections: Sections) -> dict[str, Ana
             for answer, question in zip(answers, asked, strict=True)
             if answer
         )
-        found[name] = AnalogyScore(right, len(asked), len(questions))
-    return found
+        scores[name] = AnalogyScore(right, len(asked), len(questions))
+    return scores

@@ -21,6 +21,7 @@ from fastenc.analysis.relations import read_trees
 from fastenc.analysis.static_vectors import read_static_vectors
 from fastenc.data.senses import SenseData, Target, read_senses
 from fastenc.models.embedding.word_vectors import resolve_layers
+from fastenc.models.encoder import Encoder
 
 MAPS = ("pca", "umap")
 PROBED_WORDS = 8000
@@ -39,7 +40,7 @@ class Section(NamedTuple):
 
 
 def analyze(
-    encoder: Any,
+    encoder: Encoder,
     folder: str | Path,
     *,
     word: str | None = None,
@@ -91,7 +92,7 @@ def analyze(
 
 
 def _plan(
-    encoder: Any,
+    encoder: Encoder,
     folder: Path,
     word: str | None,
     layer: int,

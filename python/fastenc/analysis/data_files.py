@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.relations import Tree, read_trees
 from fastenc.data.columns import read_tagged
-from fastenc.data.readers import kind_of, numbered_lines
+from fastenc.data.readers import file_type_of, numbered_lines
 from fastenc.data.senses import SenseData, read_senses
 
 WORD_PAIRS, TEXT_PAIRS = ("word1", "word2", "score"), ("sentence1", "sentence2", "score")
@@ -42,28 +42,28 @@ def find_data(folder: str | Path) -> AnalysisData:
     """
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder: give one with the data to analyse")
-    found = AnalysisData()
+    data = AnalysisData()
     for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-        kind = kind_of(path)
-        if kind in (".conllu", ".conll"):
-            (found.trees if kind == ".conllu" else found.entities).append(path)
-        elif kind == ".txt" and _first_line(path).startswith(": "):
-            found.analogies.append(path)
-        elif kind == ".tsv":
+        file_type = file_type_of(path)
+        if file_type in (".conllu", ".conll"):
+            (data.trees if file_type == ".conllu" else data.entities).append(path)
+        elif file_type == ".txt" and _first_line(path).startswith(": "):
+            data.analogies.append(path)
+        elif file_type == ".tsv":
             columns = set(_first_line(path).split("\t"))
             for wanted, paths in (
-                (SENSES, found.senses),
-                (WORD_PAIRS, found.word_pairs),
-                (TEXT_PAIRS, found.text_pairs),
+                (SENSES, data.senses),
+                (WORD_PAIRS, data.word_pairs),
+                (TEXT_PAIRS, data.text_pairs),
             ):
                 if set(wanted) <= columns:
                     paths.append(path)
-    if not any(vars(found).values()):
+    if not any(vars(data).values()):
         raise ValueError(
             f"{folder} holds no data to analyse: give .conllu or .conll files, analogies (.txt), or tables (.tsv) with "
             f"the columns {', '.join(SENSES)}; {', '.join(WORD_PAIRS)}; or {', '.join(TEXT_PAIRS)}"
         )
-    return found
+    return data
 
 
 def _first_line(path: Path) -> str:
@@ -111,7 +111,7 @@ def labelled_words(
         ("entity", data.entities, _entities),
         ("sense", data.senses, lambda path: _senses(read_senses(path))),
     ]
-    found = {}
+    splits = {}
     for name, paths, read in readers:
         sets = [_sample(read(path), sentences, words) for path in train_and_test(paths)]
         if len(sets) == 1:
@@ -121,8 +121,8 @@ def labelled_words(
         known = {label for row in sets[0].labels for label in row} - {None}
         labels = [[each if each in known else None for each in row] for row in sets[1].labels]
         if len(known) > 1 and any(map(any, labels)):
-            found[name] = (sets[0], sets[1]._replace(labels=labels))
-    return found
+            splits[name] = (sets[0], sets[1]._replace(labels=labels))
+    return splits
 
 
 def _of_trees(trees: Sequence[Tree], attribute: str) -> LabelledWords:

@@ -9,11 +9,17 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, cast
 from xml.etree import ElementTree
 
 from fastenc._base.extras import require
 from fastenc.analysis.intervals import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
+    from matplotlib.ticker import MaxNLocator
 
 INK = "#010203"  # placeholder that is replaced by the page's text colour in the SVG
 # Okabe and Ito's colours, which colour-blind people can distinguish. Each is visible on white and on black.
@@ -43,7 +49,7 @@ class Figure:
     caption: str
     drawing: str
     columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
+    rows: Sequence[tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def left_out(name: str, title: str, reason: str) -> Figure:
 
 
 def draw(
-    paint: Callable[[list[Any]], None],
+    paint: Callable[[list["Axes"]], None],
     name: str,
     height: float,
     panels: tuple[int, int] = (1, 1),
@@ -129,12 +135,17 @@ def draw(
     text = _with_texts(text[text.index("<svg") :], texts or {}).replace(INK, "currentColor")
     # Ids that are not referred to are removed, because other figures of the page have the same.
     used = set(re.findall(r"#(\w+)", text))
-    return re.sub(r' id="([\w-]+)"', lambda found: found[0] if found[1] in used else "", text)
+    return re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", text)
 
 
-def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
+def _major_locator(axes: "Axes") -> "MaxNLocator":
+    """The places of the ticks of a linear x axis."""
+    return cast("MaxNLocator", axes.xaxis.get_major_locator())
+
+
+def _add_legend(figure: "MatplotlibFigure", grid: Sequence["Axes"]) -> None:
     """Put a legend in rows above the panels, and make the figure higher by these rows."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Artist] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
@@ -143,8 +154,8 @@ def _add_legend(figure: Any, grid: Sequence[Any]) -> None:
     columns = max(1, min(len(entries), 60 // (max(map(len, entries)) + 6)))
     rows = -(-len(entries) // columns)
     figure.set_figheight(figure.get_figheight() + 0.1 + 0.19 * rows)
-    look = {"loc": "outside upper left", "ncols": columns, "columnspacing": 1.2}
-    figure.legend(list(entries.values()), list(entries), **look)
+    handles, labels = list(entries.values()), list(entries)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.2)
 
 
 def _with_texts(svg: str, texts: Mapping[str, Sequence[str]]) -> str:
@@ -167,7 +178,7 @@ def by_layer(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Fi
     colours = dict(zip(labels, COLOURS, strict=False))
     same_axis = len(panels) > 1 and len({panel.axis for panel in panels}) == 1
 
-    def paint(grid: list[Any]) -> None:
+    def paint(grid: list["Axes"]) -> None:
         for axes, panel in zip(grid, panels, strict=True):
             for label, values in panel.lines.items():
                 if label not in colours:
@@ -181,9 +192,10 @@ def by_layer(name: str, title: str, caption: str, panels: Sequence[Panel]) -> Fi
                 axes.axhline(value, linestyle=style, color=INK, lw=1.2, label=label)
             axes.set_title("\n".join(filter(None, (panel.title, panel.note))), loc="left")
             axes.set_xlabel("layer (0: embeddings)")
-            if axes.get_subplotspec().is_first_col() or not same_axis:
+            place = axes.get_subplotspec()
+            if place is None or place.is_first_col() or not same_axis:
                 axes.set_ylabel(panel.axis)
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=7)
+            _major_locator(axes).set_params(integer=True, nbins=7)
 
     columns: dict[str, Sequence[float]] = {}
     for panel in panels:
@@ -215,15 +227,25 @@ def scatter(
     groups = sorted({point[2] for point in points})
     of_group = {group: [point for point in points if point[2] == group] for group in groups}
 
-    def paint(grid: list[Any]) -> None:
+    def paint(grid: list["Axes"]) -> None:
         (axes,) = grid
         for position, (group, chosen) in enumerate(of_group.items()):
             x, y = zip(*((point[0], point[1]) for point in chosen), strict=True)
-            round_, colour = divmod(position, len(COLOURS))
-            look = {"color": COLOURS[colour], "marker": MARKERS[round_ % len(MARKERS)]}
+            round_, place = divmod(position, len(COLOURS))
+            colour, marker = COLOURS[place], MARKERS[round_ % len(MARKERS)]
             label = f"{textwrap.shorten(group, 40)} (n = {len(chosen):,})"
             gid = f"{name}-{position}"
-            axes.scatter(x, y, s=16, alpha=0.7, linewidths=0, label=label, gid=gid, **look)
+            axes.scatter(
+                x,
+                y,
+                s=16,
+                color=colour,
+                marker=marker,
+                alpha=0.7,
+                linewidths=0,
+                label=label,
+                gid=gid,
+            )
         axes.set_xlabel(axes_labels[0])
         axes.set_ylabel(axes_labels[1])
 
@@ -244,7 +266,7 @@ def heat_maps(
         maps: {statistic: values (layers, heads)}.
     """
 
-    def paint(grid: list[Any]) -> None:
+    def paint(grid: list["Axes"]) -> None:
         patches = require("matplotlib.patches", extra="plots")
         for axes, (label, values) in zip(grid, maps.items(), strict=True):
             image = axes.imshow(values, cmap="viridis", aspect="auto")
@@ -256,7 +278,7 @@ def heat_maps(
             axes.set_ylabel("layer")
             ticks = range(0, len(values), -(-len(values) // 6))
             axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+            _major_locator(axes).set_params(integer=True, nbins=6)
             axes.figure.colorbar(image, ax=axes).outline.set_visible(False)
 
     first = next(iter(maps.values()))
@@ -304,7 +326,7 @@ def bars(
     axis: str,
     notes: Iterable[str] = (),
     intervals: Mapping[str, Sequence[Interval]] | None = None,
-    extra: Mapping[str, Sequence[Any]] | None = None,
+    extra: Mapping[str, Sequence[object]] | None = None,
 ) -> Figure:
     """Horizontal bars.
 
@@ -320,7 +342,7 @@ def bars(
     lines = [textwrap.fill(label, 22) for label in labels]
     lines = [f"{line}\n{note}" for line, note in zip(lines, notes, strict=True)] if notes else lines
 
-    def paint(grid: list[Any]) -> None:
+    def paint(grid: list["Axes"]) -> None:
         (axes,) = grid
         height = 0.8 / len(groups)
         for position, (group, values) in enumerate(groups.items()):
@@ -334,9 +356,9 @@ def bars(
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.set_xlabel(axis)
 
-    columns: dict[str, Sequence[Any]] = dict(groups)
-    for group, found in intervals.items():
-        low, high = zip(*found, strict=True)
+    columns: dict[str, Sequence[object]] = dict(groups)
+    for group, bounds in intervals.items():
+        low, high = zip(*bounds, strict=True)
         columns |= {f"{group}, low": low, f"{group}, high": high}
     columns |= extra or {}
     rows = list(zip(labels, *columns.values(), strict=True))

@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc.analysis.errors import TooFewData
 from fastenc.analysis.states import batches_of, inner_tokens
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
 from fastenc.ops import head_statistics, rotary
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
 
 def visit_heads(
-    encoder: Any,
+    encoder: Encoder,
     batch: PackedBatch,
     visit: Callable[[int, HeadStatistics], None],
     *,
@@ -57,7 +57,7 @@ def visit_heads(
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:
             q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))
-        found = head_statistics(
+        statistics = head_statistics(
             q,
             k,
             cu_seqlens,
@@ -68,7 +68,7 @@ def visit_heads(
             window_size=spec.window,
             relative_bias=inputs.relative_bias,
         )
-        visit(layer, found)
+        visit(layer, statistics)
 
     encoder(batch, visit_input=measure)
 
@@ -87,7 +87,11 @@ class HeadSummary:
 
 
 def summarize_heads(
-    encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
+    encoder: Encoder,
+    texts: Iterable[str],
+    *,
+    batch_size: int = 32,
+    show_progress: bool | None = False,
 ) -> HeadSummary:
     """Mean entropy, distance and probabilities of every head over the tokens of texts.
 
@@ -106,9 +110,9 @@ def summarize_heads(
             inside = inner_tokens(batch)
             tokens += int(inside.sum())
 
-            def add(layer: int, found: HeadStatistics, inside: Tensor = inside) -> None:
+            def add(layer: int, statistics: HeadStatistics, inside: Tensor = inside) -> None:
                 for name in names:
-                    sums[name][layer] += getattr(found, name)[inside].double().sum(0).cpu()
+                    sums[name][layer] += getattr(statistics, name)[inside].double().sum(0).cpu()
 
             visit_heads(encoder, batch, add)
     if not tokens:

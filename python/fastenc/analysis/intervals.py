@@ -1,9 +1,12 @@
 """95 % intervals of shares, correlations and means."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from fastenc._base.extras import require
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LEVEL = 0.95
 DRAWS = 1000  # resamples of a bootstrap
@@ -17,8 +20,8 @@ def exact_interval(right: int, asked: int) -> Interval:
     Source: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
     """
     stats = require("scipy.stats", extra="train")
-    found = stats.binomtest(right, asked).proportion_ci(LEVEL, method="exact")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(right, asked).proportion_ci(LEVEL, method="exact")
+    return float(interval.low), float(interval.high)
 
 
 def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
@@ -41,16 +44,16 @@ def spearman_interval(x: Sequence[float], y: Sequence[float], seed: int = 0) -> 
     sides = [
         numpy.unique(numpy.asarray(side, dtype="float64"), return_inverse=True) for side in (x, y)
     ]
-    found = []
+    correlations = []
     for counts in _resamples(len(x), seed):
         one, other = (_centred_ranks(counts, inverse, len(names)) for names, inverse in sides)
         products = [(counts * a * b).sum(1) for a, b in ((one, other), (one, one), (other, other))]
         with numpy.errstate(invalid="ignore", divide="ignore"):
-            found.append(products[0] / numpy.sqrt(products[1] * products[2]))
-    return _percentiles(numpy.concatenate(found))
+            correlations.append(products[0] / numpy.sqrt(products[1] * products[2]))
+    return _percentiles(numpy.concatenate(correlations))
 
 
-def _resamples(number: int, seed: int) -> Any:
+def _resamples(number: int, seed: int) -> "Iterator[np.ndarray]":
     """Blocks of resamples: how often each item is drawn, float64 (BLOCK, number)."""
     numpy = require("numpy", extra="train")
     rng = numpy.random.default_rng(seed)
@@ -59,7 +62,7 @@ def _resamples(number: int, seed: int) -> Any:
         yield numpy.stack([numpy.bincount(row, minlength=number) for row in chosen]).astype(float)
 
 
-def _centred_ranks(counts: Any, inverse: Any, different: int) -> Any:
+def _centred_ranks(counts: "np.ndarray", inverse: "np.ndarray", different: int) -> "np.ndarray":
     """Each item's mean rank in each resample, minus the mean of all ranks: (resamples, items).
 
     Args:
@@ -73,11 +76,11 @@ def _centred_ranks(counts: Any, inverse: Any, different: int) -> Any:
     return ranks[:, inverse] - counts.sum(1, keepdims=True) / 2
 
 
-def _percentiles(found: Any) -> Interval:
+def _percentiles(values: "np.ndarray") -> Interval:
     numpy = require("numpy", extra="train")
-    found = found[numpy.isfinite(found)]
-    if not len(found):
+    values = values[numpy.isfinite(values)]
+    if not len(values):
         return float("nan"), float("nan")
     tail = 100 * (1 - LEVEL) / 2
-    low, high = numpy.percentile(found, [tail, 100 - tail])
+    low, high = numpy.percentile(values, [tail, 100 - tail])
     return float(low), float(high)

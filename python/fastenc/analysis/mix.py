@@ -1,17 +1,16 @@
 """Learns the weights of the layers in a weighted sum, for a task of labelled words."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
 from fastenc.analysis.probes import LabelledWords, chosen_words
 from fastenc.models.embedding.word_vectors import check_space
+from fastenc.models.encoder import Encoder
 from fastenc.nn import ScalarMix
 
 
 def learn_mix(
-    encoder: Any,
+    encoder: Encoder,
     data: LabelledWords,
     *,
     max_words: int = 20_000,

@@ -4,13 +4,14 @@ A contextual vector can distinguish the senses of a word, a static vector cannot
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.analysis.static_vectors import Neighbour, StaticVectors
+from fastenc.models.encoder import Encoder
 
 
 class Occurrence(NamedTuple):
@@ -35,30 +36,30 @@ def find_occurrences(
 
     Raises: ValueError if no sentence has the word.
     """
-    wanted, found = word.lower(), []
+    wanted, occurrences = word.lower(), []
     for sentence in sentences:
         lowered = [each.lower() for each in sentence]
         if wanted in lowered:
-            found.append((sentence, lowered.index(wanted)))
-    if not found:
+            occurrences.append((sentence, lowered.index(wanted)))
+    if not occurrences:
         raise ValueError(
             f"the word {word!r} is in none of the {len(sentences):,} sentences: check its spelling, or give more "
             "sentences"
         )
-    return found[:most]
+    return occurrences[:most]
 
 
 def isolated_vectors(
-    encoder: Any, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
+    encoder: Encoder, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
 ) -> StaticVectors:
     """A static vector for each different word of the sentences: the encoder's vector of the word by itself."""
     words = sorted({word.lower() for sentence in sentences for word in sentence})
-    found = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
-    return StaticVectors.of(words, found.vectors)
+    vectors = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
+    return StaticVectors.of(words, vectors.vectors)
 
 
 def compare_neighbours(
-    encoder: Any,
+    encoder: Encoder,
     occurrences: Sequence[tuple[Sequence[str], int]],
     pool: Sequence[Sequence[str]],
     static: StaticVectors,

@@ -3,11 +3,15 @@
 import hashlib
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastenc._base.extras import require
+from fastenc.models.encoder import Encoder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class LabelledWords(NamedTuple):
@@ -52,7 +56,7 @@ def majority_accuracy(train: LabelledWords, test: LabelledWords) -> float:
 
 
 def probe_by_layer(
-    encoder: Any,
+    encoder: Encoder,
     train: LabelledWords,
     test: LabelledWords,
     *,
@@ -165,12 +169,14 @@ def chosen_words(data: LabelledWords, most: int) -> ChosenWords:
     return ChosenWords(sentences, keys, rows, chosen)
 
 
-def _rows(data: LabelledWords) -> Any:
+def _rows(data: LabelledWords) -> Iterable[tuple[list[str], list[str | None], list[str]]]:
     """(words, labels, control keys) of each sentence."""
     return zip(data.sentences, data.labels, data.control_keys or data.sentences, strict=True)
 
 
-def _control(words: Sequence[str], names: Any, counts: Any, seed: int) -> list[str]:
+def _control(
+    words: Sequence[str], names: "np.ndarray", counts: "np.ndarray", seed: int
+) -> list[str]:
     """A random label for each word: sampled from the labels' distribution, with a hash of seed and word."""
     numpy = require("numpy", extra="train")
     bounds = counts.cumsum() / counts.sum()

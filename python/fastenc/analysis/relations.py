@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastenc.analysis.heads import visit_heads
 from fastenc.data.columns import numbered_blocks
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops.head_statistics import HeadStatistics
 from fastenc.packing import length_sorted_batches, pack_sequences
@@ -86,13 +87,13 @@ class RelationScores:
     @property
     def best_offset(self) -> tuple[int, float]:
         """(distance, share of the pairs): the baseline, the best fixed distance to the other word."""
-        offset, found = self.offsets.most_common(1)[0]
-        return offset, found / self.count
+        offset, count = self.offsets.most_common(1)[0]
+        return offset, count / self.count
 
 
 @torch.inference_mode()
 def score_relations(
-    encoder: Any, trees: Sequence[Tree], *, batch_size: int = 32
+    encoder: Encoder, trees: Sequence[Tree], *, batch_size: int = 32
 ) -> dict[tuple[str, str], RelationScores]:
     """For each relation and direction, how often each head attends most to the right word.
 
@@ -105,7 +106,8 @@ def score_relations(
     Returns: {(relation, direction): scores}; direction is one of ``DIRECTIONS``.
     Source: Clark et al. 2019, arXiv:1906.04341.
     """
-    special, splitter = special_tokens(encoder.tokenizer), tokenizer_for_words(encoder.tokenizer)
+    tokenizer = encoder.own_tokenizer()
+    special, splitter = special_tokens(tokenizer), tokenizer_for_words(tokenizer)
     encodings = splitter.encode_batch(
         [tree.words for tree in trees], is_pretokenized=True, add_special_tokens=False
     )
@@ -115,7 +117,7 @@ def score_relations(
         if 0 < len(ids) <= encoder.positions - 2:
             encoded.append((tree, [special.cls, *ids, special.sep], starts))
     shape = (encoder.config.num_layers, encoder.config.num_heads)
-    found: dict[tuple[str, str], RelationScores] = {}
+    scores: dict[tuple[str, str], RelationScores] = {}
     device = encoder.embeddings.word.weight.device
     with evaluation_mode(encoder):
         for indices in length_sorted_batches([len(ids) for _, ids, _ in encoded], batch_size):
@@ -129,18 +131,18 @@ def score_relations(
             visit_heads(encoder, batch, keep, skip_ends=True)
             offset = 0
             for tree, ids, starts in chosen:
-                _count(tree, starts, strongest[..., offset : offset + len(ids)], found)
+                _count(tree, starts, strongest[..., offset : offset + len(ids)], scores)
                 offset += len(ids)
-    return found
+    return scores
 
 
 def _count(
     tree: Tree,
     starts: list[int],
     strongest: Tensor,
-    found: dict[tuple[str, str], RelationScores],
+    all_scores: dict[tuple[str, str], RelationScores],
 ) -> None:
-    """Add the pairs of a sentence to ``found``.
+    """Add the pairs of a sentence to ``all_scores``.
 
     Args:
         starts: index of each word's first token, and the number of tokens, [CLS] excluded.
@@ -158,9 +160,11 @@ def _count(
             (DIRECTIONS[1], head, dependent),
         ):
             key = (relation, direction)
-            if key not in found:
-                found[key] = RelationScores(0, torch.zeros(strongest.shape[:2], dtype=torch.int64))
-            scores = found[key]
+            if key not in all_scores:
+                all_scores[key] = RelationScores(
+                    0, torch.zeros(strongest.shape[:2], dtype=torch.int64)
+                )
+            scores = all_scores[key]
             scores.count += 1
             scores.heads += attended[..., one] == other
             scores.offsets[other - one] += 1

@@ -5,7 +5,6 @@ Every title names the data, every caption the number of items and where an inter
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -47,6 +46,7 @@ from fastenc.analysis.static_comparison import (
 )
 from fastenc.analysis.static_vectors import StaticVectors
 from fastenc.data.senses import SenseData, Target
+from fastenc.models.encoder import Encoder
 
 SEED = 0  # of probes, mixes of layers, bootstraps and UMAP
 RELATIONS = 15  # number of relations that are shown
@@ -56,7 +56,7 @@ BOOTSTRAP = (
 
 
 def map_of_uses(
-    encoder: Any,
+    encoder: Encoder,
     sentences: Sequence[Sequence[str]],
     targets: Sequence[Target],
     layer: int,
@@ -69,10 +69,10 @@ def map_of_uses(
             f"a map needs a word with at least three labelled uses, got {len(targets)} of {targets[0].lemma!r}: give "
             "more labelled sentences"
         )
-    found = encoder.embed_words(
+    embedded = encoder.embed_words(
         [sentences[target.sentence] for target in targets], layers=(layer,), show_progress=False
     )
-    vectors = torch.stack([found[i][t.word] for i, t in enumerate(targets)]).float()
+    vectors = torch.stack([embedded[i][t.word] for i, t in enumerate(targets)]).float()
     if torch.equal(vectors, vectors[:1].expand_as(vectors)):
         raise TooFewData(
             f"a map needs uses with different vectors, got {len(targets)} equal ones: give different sentences"
@@ -106,7 +106,7 @@ def map_of_uses(
 
 
 def neighbours_figure(
-    encoder: Any,
+    encoder: Encoder,
     data: SenseData,
     targets: Sequence[Target],
     layer: int,
@@ -123,10 +123,10 @@ def neighbours_figure(
     pool = [data.sentences[target.sentence] for target in targets] + others
     vectors = isolated_vectors(encoder, pool, (layer,)) if static is None else static
     occurrences = [(data.sentences[target.sentence], target.word) for target in uses]
-    found = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
+    compared = compare_neighbours(encoder, occurrences, pool, vectors, layers=(layer,))
     rows = [
         (in_brackets(each), target.senses[0], *listed(each))
-        for each, target in zip(found, uses, strict=True)
+        for each, target in zip(compared, uses, strict=True)
     ]
     origin = "the word alone" if static is None else static.name
     caption = (
@@ -138,7 +138,7 @@ def neighbours_figure(
     return table("neighbours", title, caption, columns, rows)
 
 
-def anisotropy_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def anisotropy_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """The mean cosine of two tokens by layer, and how much of it comes from one dimension."""
     layers = isotropy_by_layer(encoder, [" ".join(sentence) for sentence in words])
     shares = [float(layer.raw.shares.max()) for layer in layers]
@@ -162,7 +162,7 @@ def anisotropy_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) 
     return by_layer("anisotropy", title, caption, panels)
 
 
-def frequency_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def frequency_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """The mean cosine of a word's occurrences by its frequency."""
     bins = similarity_by_frequency(encoder, words)
     if not bins:
@@ -188,7 +188,7 @@ def frequency_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -
 
 
 def similarity_figure(
-    encoder: Any, word_pairs: Sequence[Path], text_pairs: Sequence[Path], title: str
+    encoder: Encoder, word_pairs: Sequence[Path], text_pairs: Sequence[Path], title: str
 ) -> Figure:
     """Correlation with human scores by layer, for each data set before and after standardising."""
     scored = [read_scored_pairs(path) for path in word_pairs]
@@ -201,14 +201,14 @@ def similarity_figure(
     # The largest sets come first, because a figure shows a limited number of lines.
     for name, data in sorted(sets.items(), key=lambda item: -len(item[1].pairs)):
         try:
-            found = correlation_by_layer(encoder, data)
+            correlation = correlation_by_layer(encoder, data)
         except TooFewData as problem:
             problems.append(f"{name} is left out: {problem}.")
             continue
         label = f"{name} (n = {len(data.pairs):,})"
-        raw[label] = [each.raw for each in found]
-        scaled[label] = [each.standardized for each in found]
-        intervals[label] = [each.interval for each in found]
+        raw[label] = [each.raw for each in correlation]
+        scaled[label] = [each.standardized for each in correlation]
+        intervals[label] = [each.interval for each in correlation]
     if not raw:
         raise TooFewData(" ".join(problems))
     caption = (
@@ -227,7 +227,7 @@ def similarity_figure(
 
 
 def static_figure(
-    encoder: Any,
+    encoder: Encoder,
     vectors: StaticVectors,
     pairs: Sequence[Path],
     analogies: Sequence[Path],
@@ -240,8 +240,8 @@ def static_figure(
         if compared is not None:
             rows[name] = compared
     for path in analogies:
-        found = compare_analogies(encoder, vectors, read_analogies(path))
-        rows |= {f"analogies, {section}": each for section, each in found.items()}
+        analogy_scores = compare_analogies(encoder, vectors, read_analogies(path))
+        rows |= {f"analogies, {section}": each for section, each in analogy_scores.items()}
     if not rows:
         raise ValueError(
             f"{vectors.name} must have the words of some pairs or questions, got none of them: give vectors of this "
@@ -262,7 +262,7 @@ def static_figure(
         f"n = {each.asked:,}; best: layer {layer}"
         for each, layer in zip(results, best, strict=True)
     ]
-    extra: dict[str, list[Any]] = {
+    extra: dict[str, Sequence[object]] = {
         "best": best,
         "items": [each.asked for each in results],
         "covered": [each.asked / each.items for each in results],
@@ -278,7 +278,7 @@ def static_figure(
     return bars("static", title, caption, list(rows), groups, axis, notes, intervals, extra)
 
 
-def heads_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Figure:
+def heads_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -> Figure:
     """What each head attends to on average."""
     summary = summarize_heads(encoder, [" ".join(sentence) for sentence in words])
     means = summary.means
@@ -297,23 +297,23 @@ def heads_figure(encoder: Any, words: Sequence[Sequence[str]], title: str) -> Fi
     return heat_maps("heads", title, caption, maps)
 
 
-def relations_figure(encoder: Any, trees: Sequence[Tree], title: str) -> Figure:
+def relations_figure(encoder: Encoder, trees: Sequence[Tree], title: str) -> Figure:
     """The best head of each frequent relation, compared with the best fixed distance."""
-    found = score_relations(encoder, trees)
-    if not found:
+    scores = score_relations(encoder, trees)
+    if not scores:
         raise TooFewData(
             f"heads need sentences with two related words, got none in {len(trees):,} sentences: give more sentences"
         )
-    frequent = sorted(found, key=lambda key: (-found[key].count, key))[: 2 * RELATIONS]
+    frequent = sorted(scores, key=lambda key: (-scores[key].count, key))[: 2 * RELATIONS]
     best: dict[str, tuple[str, str]] = {}
     for key in frequent:
         relation = key[0]
-        if relation not in best or found[key].best_head[2] > found[best[relation]].best_head[2]:
+        if relation not in best or scores[key].best_head[2] > scores[best[relation]].best_head[2]:
             best[relation] = key
     keys = list(best.values())
-    heads = [found[key].best_head for key in keys]
-    offsets = [found[key].best_offset for key in keys]
-    pairs = [found[key].count for key in keys]
+    heads = [scores[key].best_head for key in keys]
+    offsets = [scores[key].best_offset for key in keys]
+    pairs = [scores[key].count for key in keys]
     labels = [
         f"{relation}, {'to head' if direction == DIRECTIONS[0] else 'to dependent'}"
         for relation, direction in keys
@@ -348,7 +348,9 @@ def relations_figure(encoder: Any, trees: Sequence[Tree], title: str) -> Figure:
     )
 
 
-def probes_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
+def probes_figure(
+    encoder: Encoder, labelled: Mapping[str, Split], words: int, title: str
+) -> Figure:
     """The accuracy of linear probes on each layer, beside what random labels, the majority and chance give."""
     panels = []
     for name, (train, test) in labelled.items():
@@ -376,12 +378,12 @@ def probes_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title
     return by_layer("probes", title, caption, panels)
 
 
-def mix_figure(encoder: Any, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
+def mix_figure(encoder: Encoder, labelled: Mapping[str, Split], words: int, title: str) -> Figure:
     """The weights of learned mixes of layers, for labels of words, and those of the model's mix."""
     shares = {}
     for name, (train, _) in labelled.items():
-        found = learn_mix(encoder, train, max_words=words, seed=SEED)
-        shares[f"{name} (n = {labels_in(train):,})"] = found.shares.tolist()
+        learned = learn_mix(encoder, train, max_words=words, seed=SEED)
+        shares[f"{name} (n = {labels_in(train):,})"] = learned.shares.tolist()
     if encoder.mix is not None:
         shares["this model's mix"] = encoder.mix.shares.tolist()
     caption = (

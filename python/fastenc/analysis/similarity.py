@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.models.embedding.word_vectors import check_space
+from fastenc.models.encoder import Encoder
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
@@ -63,7 +64,11 @@ class LayerIsotropy:
 
 
 def isotropy_by_layer(
-    encoder: Any, texts: Iterable[str], *, batch_size: int = 32, show_progress: bool | None = False
+    encoder: Encoder,
+    texts: Iterable[str],
+    *,
+    batch_size: int = 32,
+    show_progress: bool | None = False,
 ) -> list[LayerIsotropy]:
     """Isotropy of the token vectors of texts in each layer, from the embeddings' output to the last layer.
 
@@ -77,29 +82,29 @@ def isotropy_by_layer(
     """
     listed = list(texts)
     width, depth = encoder.config.hidden_size, encoder.config.num_layers
-    found = [
+    means = [
         LayerIsotropy(Moments.empty(width), Isotropy.empty(width), Isotropy.empty(width))
         for _ in range(depth + 1)
     ]
 
     def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
-        found[layer].moments.add(vectors)
-        found[layer].raw.add(vectors)
+        means[layer].moments.add(vectors)
+        means[layer].raw.add(vectors)
 
     visit_texts(encoder, listed, measure, batch_size=batch_size, show_progress=show_progress)
-    standardizations = [_standardization(each.moments, "token") for each in found]
+    standardizations = [_standardization(each.moments, "token") for each in means]
 
     def measure_again(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
         vectors = state[inner_tokens(batch)]
-        found[layer].standardized.add(standardizations[layer](vectors))
+        means[layer].standardized.add(standardizations[layer](vectors))
 
     visit_texts(encoder, listed, measure_again, batch_size=batch_size, show_progress=show_progress)
-    return found
+    return means
 
 
 def sentence_moments(
-    encoder: Any, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
+    encoder: Encoder, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
 ) -> Moments:
     """Moments of the texts' vectors, for the standardization that is saved with an encoder:
 
@@ -128,7 +133,7 @@ class LayerCorrelation(NamedTuple):
 
 
 def correlation_by_layer(
-    encoder: Any, data: ScoredPairs, *, batch_size: int = 32
+    encoder: Encoder, data: ScoredPairs, *, batch_size: int = 32
 ) -> list[LayerCorrelation]:
     """Correlation of each layer's cosine similarities with human scores of pairs of words or texts.
 
@@ -149,20 +154,20 @@ def correlation_by_layer(
     index = {text: position for position, text in enumerate(texts)}
     vectors = vectors_by_layer(encoder, texts, batch_size=batch_size)
     indices = torch.tensor([[index[one], index[other]] for one, other in data.pairs])
-    found = []
+    correlations = []
     for raw in vectors:
         moments = Moments.empty(raw.shape[1])
         moments.add(raw)
         scaled = _standardization(moments, "text")(raw)
         before, after = (_cosines(vectors[indices]) for vectors in (raw, scaled))
-        found.append(
+        correlations.append(
             LayerCorrelation(
                 _spearman(before, data.scores),
                 _spearman(after, data.scores),
                 spearman_interval(before, data.scores),
             )
         )
-    return found
+    return correlations
 
 
 def _standardization(moments: Moments, what: str) -> Standardization:
@@ -176,7 +181,7 @@ def _standardization(moments: Moments, what: str) -> Standardization:
     return moments.standardization()
 
 
-def vectors_by_layer(encoder: Any, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
+def vectors_by_layer(encoder: Encoder, texts: Sequence[str], *, batch_size: int = 32) -> Tensor:
     """The mean over each text's tokens in each layer, special tokens excluded: float32 (layers + 1, texts, width).
 
     Raises: ValueError if the vectors do not fit into memory.
@@ -235,7 +240,7 @@ class FrequencyBin(NamedTuple):
 
 
 def similarity_by_frequency(
-    encoder: Any,
+    encoder: Encoder,
     sentences: Iterable[Sequence[str]],
     *,
     layer: int = -1,
@@ -271,12 +276,14 @@ def similarity_by_frequency(
         start += len(vectors)
     counts = words.bincount(minlength=len(index))
     similarity = self_similarity(sums, counts)
-    found = []
+    similarities = []
     for power in range(1, max(counts.tolist(), default=0).bit_length()):
         chosen = (counts >= 2**power) & (counts < 2 ** (power + 1))
         if chosen.any():
             values = similarity[chosen]
             interval = mean_interval(values.tolist())
             mean = float(values.mean())
-            found.append(FrequencyBin(2**power, 2 ** (power + 1), len(values), mean, interval))
-    return found
+            similarities.append(
+                FrequencyBin(2**power, 2 ** (power + 1), len(values), mean, interval)
+            )
+    return similarities

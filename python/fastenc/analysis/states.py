@@ -3,22 +3,23 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc._base.progress import progress_bar
 from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike
 
 TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]
 
 
 def visit_texts(
-    encoder: Any,
+    encoder: Encoder,
     texts: Iterable[str],
     visit: Visit,
     *,
@@ -51,7 +52,7 @@ def _visit_batch(
 
 
 def batches_of(
-    encoder: Any, texts: Iterable[str], batch_size: int, show_progress: bool | None
+    encoder: Encoder, texts: Iterable[str], batch_size: int, show_progress: bool | None
 ) -> Iterator[tuple[PackedBatch, list[int]]]:
     """(batch on the encoder's device, indices of its texts). A batch has texts of similar lengths.
 
@@ -62,19 +63,19 @@ def batches_of(
             "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
         )
     device = encoder.embeddings.word.weight.device
-    batches = _token_batches(encoder, texts, batch_size)
+    batches = _token_batches(encoder.tokenizer, encoder.positions, texts, batch_size)
     for indices, ids in progress_bar(batches, "encode", "batch", show_progress):
         yield pack_sequences(ids).to(device), indices
 
 
 def _token_batches(
-    encoder: Any, texts: Iterable[str], batch_size: int
+    tokenizer: TokenizerLike, positions: int, texts: Iterable[str], batch_size: int
 ) -> Iterator[tuple[list[int], list[list[int]]]]:
     """(indices of the texts, their token ids) of each batch."""
     # A copy, so that the caller's tokenizer keeps its settings.
-    copy = type(encoder.tokenizer).from_str(encoder.tokenizer.to_str())
+    copy = type(tokenizer).from_str(tokenizer.to_str())
     copy.no_padding()
-    copy.enable_truncation(encoder.positions)
+    copy.enable_truncation(positions)
     rest, first = iter(texts), 0
     while together := list(islice(rest, TEXTS_AT_ONCE)):
         ids = [encoding.ids for encoding in copy.encode_batch_fast(together)]

@@ -1,11 +1,12 @@
 """Compares static vectors with an encoder's vectors of single words, on pairs of words and on analogies."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc.analysis.analogies import Sections, score_analogies
 from fastenc.analysis.intervals import Interval, exact_interval
 from fastenc.analysis.similarity import ScoredPairs, correlation_by_layer, vectors_by_layer
 from fastenc.analysis.static_vectors import StaticVectors, static_correlation
+from fastenc.models.encoder import Encoder
 
 
 class StaticComparison(NamedTuple):
@@ -31,7 +32,7 @@ class StaticComparison(NamedTuple):
 
 
 def compare_pairs(
-    encoder: Any, vectors: StaticVectors, data: ScoredPairs
+    encoder: Encoder, vectors: StaticVectors, data: ScoredPairs
 ) -> StaticComparison | None:
     """The comparison on pairs of words; None if fewer than two pairs have static vectors."""
     known = [i for i, pair in enumerate(data.pairs) if all(word in vectors for word in pair)]
@@ -51,7 +52,7 @@ def compare_pairs(
 
 
 def compare_analogies(
-    encoder: Any, vectors: StaticVectors, sections: Sections
+    encoder: Encoder, vectors: StaticVectors, sections: Sections
 ) -> dict[str, StaticComparison]:
     """The comparison on the questions of each section. The candidate answers are the words of all questions asked.
 

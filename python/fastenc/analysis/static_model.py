@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import special_tokens
+from fastenc.text.tokenizers import TokenizerLike, special_tokens
 
 WEIGHT = "embedding.weight"
 TEXTS_AT_ONCE = 4096  # number of texts in a call of the tokenizer
@@ -33,7 +33,7 @@ class StaticModel:
     Raises: ValueError for another number of vectors than tokens.
     """
 
-    def __init__(self, tokenizer: Any, vectors: Tensor):
+    def __init__(self, tokenizer: TokenizerLike, vectors: Tensor):
         if len(vectors) != tokenizer.get_vocab_size():
             raise ValueError(
                 f"vectors must have a row for each of the {tokenizer.get_vocab_size()} tokens, got {len(vectors)}: "
@@ -50,8 +50,8 @@ class StaticModel:
         ids = [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         batch = pack_sequences(ids)
         offsets = batch.cu_seqlens[:-1].long()
-        found = F.embedding_bag(batch.input_ids, self.vectors.float(), offsets, mode="mean")
-        return F.normalize(found, dim=1) if normalize else found
+        pooled = F.embedding_bag(batch.input_ids, self.vectors.float(), offsets, mode="mean")
+        return F.normalize(pooled, dim=1) if normalize else pooled
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that sentence-transformers loads."""
@@ -61,8 +61,8 @@ class StaticModel:
         tensors = {WEIGHT: self.vectors.contiguous()}
         write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
         write_atomically(folder / "tokenizer.json", lambda path: self.tokenizer.save(str(path)))
-        kind = "sentence_transformers.models.StaticEmbedding"
-        modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+        module_type = "sentence_transformers.models.StaticEmbedding"
+        modules = [{"idx": 0, "name": "0", "path": "", "type": module_type}]
         text = json.dumps(modules, indent=2)
         write_atomically(folder / "modules.json", lambda path: path.write_text(text))
 
@@ -77,7 +77,7 @@ class StaticModel:
 
 @torch.inference_mode()
 def distill_static(
-    encoder: Any,
+    encoder: Encoder,
     texts: Iterable[str],
     *,
     components: int | None = None,

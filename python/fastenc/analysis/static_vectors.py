@@ -89,7 +89,7 @@ class StaticVectors:
             candidates = torch.cat((best, cosines), 1)
             best, chosen = candidates.topk(min(most, candidates.shape[1]), dim=1)
             indices = torch.cat((indices, of_block), 1).gather(1, chosen)
-        found = []
+        neighbours = []
         for query, (values, rows) in enumerate(zip(best.tolist(), indices.tolist(), strict=True)):
             excluded = set(leave_out[query]) if leave_out else set()
             named = (
@@ -97,14 +97,16 @@ class StaticVectors:
                 for row, value in zip(rows, values, strict=True)
                 if value > -torch.inf
             )
-            found.append([each for each in named if each.word not in excluded][:count])
-        return found
+            neighbours.append([each for each in named if each.word not in excluded][:count])
+        return neighbours
 
     def neighbours(self, word: str, count: int = 10) -> list[Neighbour]:
         """The nearest words of a word, without the word itself."""
         return self.nearest(self[[word]], count, [[word]])[0]
 
-    def analogies(self, questions: Sequence[tuple[str, str, str]], count: int = 1) -> list[Any]:
+    def analogies(
+        self, questions: Sequence[tuple[str, str, str]], count: int = 1
+    ) -> list[list[Neighbour]]:
         """For each question (a, b, c), the best words d in "a is to b as c is to d".
 
             d = argmax cos(d, b/|b| - a/|a| + c/|c|),  a, b and c excluded
@@ -160,8 +162,8 @@ def _read_binary(path: Path, data: mmap.mmap) -> StaticVectors:
     file = numpy.frombuffer(data, dtype=numpy.uint8)
 
     def rows(wanted: Sequence[int]) -> Tensor:
-        found = file[positions[list(wanted)][:, None] + columns].view("<f4")
-        return torch.from_numpy(found.astype(numpy.float32))
+        rows = file[positions[list(wanted)][:, None] + columns].view("<f4")
+        return torch.from_numpy(rows.astype(numpy.float32))
 
     return StaticVectors(words, rows, str(path))
 
@@ -193,12 +195,12 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
         _check_count(path, count, len(words), False)
 
     def rows(wanted: Sequence[int]) -> Tensor:
-        found = numpy.empty((len(wanted), width), dtype=numpy.float32)
+        rows = numpy.empty((len(wanted), width), dtype=numpy.float32)
         for i, line_number in enumerate(wanted):
             end = data.find(b"\n", starts[line_number])
             line = data[starts[line_number] : end if end >= 0 else len(data)]
-            found[i] = line.split()
-        return torch.from_numpy(found)
+            rows[i] = line.split()
+        return torch.from_numpy(rows)
 
     return StaticVectors(words, rows, str(path))
 
@@ -217,10 +219,10 @@ def _header(path: Path, data: mmap.mmap) -> tuple[int | None, int, int]:
     return count, width, end + 1
 
 
-def _check_count(path: Path, expected: int, found: int, more: bool) -> None:
+def _check_count(path: Path, expected: int, actual: int, more: bool) -> None:
     """Raises: ValueError if the file has another number of vectors than its header says."""
-    if found != expected or more:
-        got = f"more than {found:,}" if more else f"{found:,}"
+    if actual != expected or more:
+        got = f"more than {actual:,}" if more else f"{actual:,}"
         raise ValueError(
             f"{path}: the first line says {expected:,} vectors, the file holds {got}: copy or write it again"
         )

@@ -73,12 +73,14 @@ class Analyze(Command):
         config = encoder.config
         parameters = sum(parameter.numel() for parameter in encoder.parameters())
         size = f"{config.num_layers} layers, width {config.hidden_size}, {parameters:,} parameters"
-        found = versions("torch", "tokenizers", "scikit-learn", "scipy", "matplotlib", "umap-learn")
+        numbers = versions(
+            "torch", "tokenizers", "scikit-learn", "scipy", "matplotlib", "umap-learn"
+        )
         return {
             "Model": f"{self.model} ({config.family}, {size})",
             "Data": f"{self.data}, at most {self.sentences:,} sentences a figure",
             "Seed": f"{SEED}, of probes, mixes of layers, bootstraps and UMAP",
             "Command": command() or "from Python",
-            "Versions": ", ".join(f"{name} {number}" for name, number in found.items()),
+            "Versions": ", ".join(f"{name} {number}" for name, number in numbers.items()),
             "Date": today(),
         }

@@ -71,18 +71,18 @@ def run(arguments: Sequence[str]) -> None:
         raise ValueError(
             f"there is no command {name!r}{hint}: fastenc knows {', '.join(COMMANDS)}; fastenc --help explains"
         )
-    kind = command_named(name)
+    command = command_named(name)
     try:
-        kind.from_arguments(name, rest).run()
+        command.from_arguments(name, rest).run()
     except ValueError as error:
-        raise ValueError(in_options_words(str(error), options_of(kind))) from error
+        raise ValueError(in_options_words(str(error), options_of(command))) from error
     except (OSError, KeyboardInterrupt) as error:
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (in_options_words(error.args[0], options_of(kind)),)
+            error.args = (in_options_words(error.args[0], options_of(command)),)
         raise
 
 
 def command_named(name: str) -> type[Command]:
     """The class of a command, whose module is imported here."""
-    module, kind, _ = COMMANDS[name]
-    return getattr(import_module(f"fastenc.cli.{module}"), kind)
+    module, class_name, _ = COMMANDS[name]
+    return getattr(import_module(f"fastenc.cli.{module}"), class_name)

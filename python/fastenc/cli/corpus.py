@@ -116,8 +116,8 @@ class Tokens(Command):
         output.mkdir(parents=True, exist_ok=True)
         plot_fertility(results, output / "tokens.png")
         content = {
-            name: {language: counts.as_json() for language, counts in found.items()}
-            for name, found in results.items()
+            name: {language: counts.as_json() for language, counts in counts_of.items()}
+            for name, counts_of in results.items()
         }
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         write_atomically(
@@ -134,8 +134,8 @@ def _print_fertility(results: dict[str, dict[str, Fertility]], languages: list[s
             heading, justify="left" if heading in ("language", "tokenizer") else "right"
         )
     for language in languages:
-        for name, found in results.items():
-            counts = found[language]
+        for name, counts_of in results.items():
+            counts = counts_of[language]
             per_word = "-" if counts.tokens_per_word is None else f"{counts.tokens_per_word:.3f}"
             words = "-" if counts.words is None else f"{counts.words:,}"
             row = (words, per_word, f"{counts.characters_per_token:.2f}")

@@ -108,7 +108,7 @@ class Embed(Command):
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
         model = Encoder.from_pretrained(self.model).to(device_named(self.device))
-        found = model.embed_words(
+        vectors = model.embed_words(
             sentences,
             layers=self.layers or None,
             combine=self.combine,
@@ -120,10 +120,10 @@ class Embed(Command):
 
         def save(path: Path) -> None:
             with open(path, "wb") as file:
-                numpy.save(file, found.offsets.numpy())
+                numpy.save(file, vectors.offsets.numpy())
 
         write(offsets, save)
-        count, width = found.vectors.shape
+        count, width = vectors.vectors.shape
         print(f"{count} word vectors of {width} numbers in {self.output}, offsets in {offsets}")
 
 

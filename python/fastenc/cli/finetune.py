@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.checkpoint import open_output
 from fastenc.train.model_card import Origin
 from fastenc.train.processes import process_state
+
+if TYPE_CHECKING:
+    from fastenc.models.pretrained import PretrainedModel
 
 
 @documented
@@ -112,7 +115,7 @@ class AdaptOptions:
                 f"one further, or give {checkpoint.without_head(folder)}"
             )
 
-    def apply(self, model: Any) -> None:
+    def apply(self, model: "PretrainedModel") -> None:
         """Freeze the weights that are not trained, and add the adaptation."""
         if self.freeze_layers is not None or self.adapt == "features":
             freeze_encoder(model, self.freeze_layers)

@@ -17,9 +17,9 @@ from fastenc._base.extras import require
 from fastenc._base.options import option
 from fastenc.cli.options import Command
 from fastenc.models import Encoder
-from fastenc.ops import _library
-from fastenc.ops._dispatch import DECLARED, choose
-from fastenc.ops._gemm import ours_is_faster
+from fastenc.ops import library
+from fastenc.ops.dispatch import DECLARED, choose
+from fastenc.ops.gemm import cpp_product_is_faster
 from fastenc.testing import NumericsRow, numerics_report, ops_without_case
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -131,16 +131,16 @@ def here() -> dict[str, str]:
         "torch": torch.__version__,
         "cores, threads": f"{os.cpu_count()}, {torch.get_num_threads()}",
         "GPUs": ", ".join(gpus) or "none",
-        "float32 products on the CPU": "fastenc" if ours_is_faster() else "PyTorch",
+        "float32 products on the CPU": "fastenc" if cpp_product_is_faster() else "PyTorch",
         "bfloat16 matrix units": _bfloat16(),
     }
 
 
 def extension() -> dict[str, str]:
     """How the C++ extension was compiled."""
-    if not _library.HAS_CPP:
+    if not library.HAS_CPP:
         return {"compiled": "no: every op takes the PyTorch reference"}
-    built = _library._C.build_info()
+    built = library._C.build_info()
     return {
         "compiled": f"by {built['compiler']}, torch stable ABI {built['torch_stable_abi']}",
         "instruction sets here": built["usable_instruction_sets"],
@@ -176,7 +176,7 @@ def _bfloat16() -> str:
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     if torch.cpu._is_avx512_bf16_supported():
-        slow = not _library.HAS_CPP or _library._C.build_info()["intel_processor"]
+        slow = not library.HAS_CPP or library._C.build_info()["intel_processor"]
         speed = "as fast as float32 or slower: prefer" if slow else "twice as fast as"
         return f"AVX-512 BF16 (products about {speed} float32)"
     return "none: prefer float32"

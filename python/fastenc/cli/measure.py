@@ -69,9 +69,9 @@ class Profile(Command):
         output.mkdir(parents=True, exist_ok=True)
         profiled = profile_step(step, device, Ceilings(device), output / "trace.json")
         report.write_json(profiled, output / "profile.json")
-        kind = "training" if self.train else "inference"
+        mode = "training" if self.train else "inference"
         sizes = f"{self.batch_size} x {self.length} tokens"
-        title = f"{self.model}, {kind}, {sizes}, {self.precision}, {device.type}"
+        title = f"{self.model}, {mode}, {sizes}, {self.precision}, {device.type}"
         report.draw(profiled, output / "profile.png", title)
         console = require("rich.console", extra="train").Console()
         width = console.width if console.is_terminal else None  # a file gets everything in full

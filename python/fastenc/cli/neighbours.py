@@ -46,11 +46,11 @@ class Neighbours(Command):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
         sentences = [each.words for each in read_words(self.inputs).sentences]
-        found = find_occurrences(sentences, self.word, self.occurrences)
+        occurrences = find_occurrences(sentences, self.word, self.occurrences)
         static = None if self.static is None else read_static_vectors(self.static)
         encoder = Encoder.from_pretrained(self.model).to(device_named(self.device))
         layers = (self.layer,)
         vectors = isolated_vectors(encoder, sentences, layers) if static is None else static
-        for use in compare_neighbours(encoder, found, sentences, vectors, self.count, layers):
+        for use in compare_neighbours(encoder, occurrences, sentences, vectors, self.count, layers):
             contextual, alone = listed(use)
             print(f"{in_brackets(use)}\n  in the sentence: {contextual}\n  static: {alone}")

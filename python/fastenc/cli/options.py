@@ -35,7 +35,7 @@ class Option(NamedTuple):
     name: str
     type: type
     number: int | str | None
-    default: Any
+    default: object
     help: str
     flags: tuple[str, ...] = ()
     positional: bool = False
@@ -74,7 +74,7 @@ class Command:
     )
 
     @classmethod
-    def presets(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def presets(cls, given: dict[str, Any]) -> dict[str, object]:
         """{key: value} that replace the defaults, such as a recipe's.
 
         Args:
@@ -92,24 +92,24 @@ class Command:
         raise NotImplementedError
 
 
-def options_of(kind: Any) -> list[Option]:
+def options_of(command_class: Any) -> list[Option]:
     """The options of a dataclass, including those of dataclasses in its fields."""
-    hints, found = get_type_hints(kind), []
-    for each in fields(kind):
+    hints, options = get_type_hints(command_class), []
+    for each in fields(command_class):
         if is_dataclass(hints[each.name]):
             title = each.metadata["group"]
-            found += [o._replace(group=title) for o in options_of(hints[each.name])]
+            options += [o._replace(group=title) for o in options_of(hints[each.name])]
         elif "options" in each.metadata:
-            found += each.metadata["options"]()
+            options += each.metadata["options"]()
         elif "help" in each.metadata:
-            found.append(option_of(each, hints[each.name]))
-    return found
+            options.append(option_of(each, hints[each.name]))
+    return options
 
 
 def option_of(each: Field, hint: Any) -> Option:
     """The option of a field with this type hint."""
     if get_origin(hint) in (Union, types.UnionType):
-        hint, *_ = (kind for kind in get_args(hint) if kind is not type(None))
+        hint, *_ = (choice for choice in get_args(hint) if choice is not type(None))
     number: int | str | None = None
     if get_origin(hint) in (tuple, list):
         kinds = get_args(hint)
@@ -127,31 +127,33 @@ def option_of(each: Field, hint: Any) -> Option:
     )
 
 
-def parse(name: str, kind: type[Command], arguments: Sequence[str]) -> Command:
+def parse(name: str, command_class: type[Command], arguments: Sequence[str]) -> Command:
     """The command with the options of these arguments, and of their configuration file and recipe.
 
     Raises: ValueError for an unknown option, a value of a wrong type, or a missing option.
     """
-    options = options_of(kind)
-    given = vars(make_parser(name, kind, options).parse_intermixed_args(arguments))
+    options = options_of(command_class)
+    given = vars(make_parser(name, command_class, options).parse_intermixed_args(arguments))
     given = {key: value for key, value in given.items() if value != []}
     config = given.get("config")
     in_file = {} if config is None else read_config(Path(config))
-    known = {option.key: option for option in options if option.name not in kind.not_in_files}
+    known = {
+        option.key: option for option in options if option.name not in command_class.not_in_files
+    }
     stored = check_values(in_file, known, f"{config}")
-    presets = check_values(kind.presets({**stored, **given}), known, "the recipe")
+    presets = check_values(command_class.presets({**stored, **given}), known, "the recipe")
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    values = override(kind, override(kind, presets, stored), given)
+    values = override(command_class, override(command_class, presets, stored), given)
     _check_sizes(values, options)
     if missing := [o for o in options if o.default is MISSING and o.name not in values]:
         raise ValueError(
             f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: fastenc {name} --help "
             "explains"
         )
-    return build(kind, values)
+    return build(command_class, values)
 
 
-def _check_sizes(values: dict[str, Any], options: Iterable[Option]) -> None:
+def _check_sizes(values: dict[str, object], options: Iterable[Option]) -> None:
     """Raises: ValueError for a whole number that does not fit in 64 bits."""
     for option in options:
         value = values.get(option.name)
@@ -160,16 +162,20 @@ def _check_sizes(values: dict[str, Any], options: Iterable[Option]) -> None:
                 raise ValueError(f"{_title(option)} must be less than 2^63, got {each}: give less")
 
 
-def override(kind: type[Command], values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """``values`` after ``others`` override them, with regard to ``kind.instead``."""
-    replaced = {kind.instead[name] for name in others if name in kind.instead} - others.keys()
+def override(
+    command_class: type[Command], values: dict[str, object], others: dict[str, object]
+) -> dict[str, object]:
+    """``values`` after ``others`` override them, with regard to ``command_class.instead``."""
+    replaced = {
+        command_class.instead[name] for name in others if name in command_class.instead
+    } - others.keys()
     return {k: v for k, v in values.items() if k not in replaced} | others
 
 
-def build(kind: Any, values: dict[str, Any]) -> Any:
+def build(command_class: Any, values: dict[str, object]) -> Any:
     """An instance of a dataclass from {field: value}. A field may be of the dataclass or of one inside it."""
-    hints, arguments = get_type_hints(kind), {}
-    for each in fields(kind):
+    hints, arguments = get_type_hints(command_class), {}
+    for each in fields(command_class):
         if is_dataclass(hints[each.name]):
             arguments[each.name] = build(hints[each.name], values)
         elif "options" in each.metadata:
@@ -177,7 +183,7 @@ def build(kind: Any, values: dict[str, Any]) -> Any:
             arguments[each.name] = {k: v for k, v in values.items() if k in names}
         elif each.name in values:
             arguments[each.name] = values[each.name]
-    return kind(**arguments)
+    return command_class(**arguments)
 
 
 def in_options_words(text: str, options: Iterable[Option]) -> str:
@@ -185,28 +191,30 @@ def in_options_words(text: str, options: Iterable[Option]) -> str:
     of Python by options: resume=True by --resume, quoting="csv" by --quoting csv, and label= by --label."""
     names = {option.name: _title(option) for option in options}
 
-    def as_option(found: re.Match) -> str:
-        value = f" {found[2]}" if found[2] else ""
-        return f"{names[found[1]]}{value}" if found[1] in names else found[0]
+    def as_option(match: re.Match) -> str:
+        value = f" {match[2]}" if match[2] else ""
+        return f"{names[match[1]]}{value}" if match[1] in names else match[0]
 
     text = re.sub(r'\b(\w+)=(?:True\b|"([^"]*)"|(?=\s))', as_option, text)
-    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda found: names.get(found[0], found[0]), text)
+    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda match: names.get(match[0], match[0]), text)
 
 
-def values_of(command: Any) -> dict[str, Any]:
+def values_of(command: Any) -> dict[str, object]:
     """{key: value} of a command's options, as in a configuration file."""
-    hints, found = get_type_hints(type(command)), dict[str, Any]()
+    hints, values = get_type_hints(type(command)), dict[str, object]()
     for each in fields(command):
         value = getattr(command, each.name)
         if is_dataclass(hints[each.name]):
-            found |= values_of(value)
+            values |= values_of(value)
         elif "help" in each.metadata:
             key = option_of(each, hints[each.name]).key
-            found[key] = str(value) if isinstance(value, Path) else value
-    return found
+            values[key] = str(value) if isinstance(value, Path) else value
+    return values
 
 
-def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -> dict[str, Any]:
+def check_values(
+    values: dict[str, object], known: dict[str, Option], where: str
+) -> dict[str, object]:
     """{field: value} of a configuration file's {key: value}.
 
     Raises: ValueError for an unknown option, with the most similar name, or a value of a wrong type.
@@ -232,7 +240,7 @@ def check_values(values: dict[str, Any], known: dict[str, Option], where: str) -
     return checked
 
 
-def _of_type(value: Any, option: Option, where: str) -> Any:
+def _of_type(value: object, option: Option, where: str) -> Any:
     wanted = option.type
     if wanted in (str, Path) and isinstance(value, str):
         return wanted(value)
@@ -260,7 +268,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the options")
 
 
-def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.ArgumentParser:
+def make_parser(name: str, command_class: Any, options: list[Option]) -> argparse.ArgumentParser:
     """A parser of a command's arguments. Its result has only the options that were given."""
     required = [
         f"{option.flags[0] if option.flags else '--' + option.key} {_metavar(option)}"
@@ -268,7 +276,7 @@ def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.Argumen
         if option.default is MISSING and not option.positional
     ]
     positional = [_metavar(option) for option in options if option.positional]
-    description, examples = help_texts(kind)
+    description, examples = help_texts(command_class)
     parser = _Parser(
         prog=f"fastenc {name}",
         usage=" ".join(["fastenc", name, *positional, *required, "[options]"]),
@@ -307,9 +315,9 @@ def make_parser(name: str, kind: Any, options: list[Option]) -> argparse.Argumen
     return parser
 
 
-def help_texts(kind: Any) -> tuple[str, str]:
+def help_texts(command_class: Any) -> tuple[str, str]:
     """(description, examples) of a command's docstring. Each paragraph of the description is one line."""
-    text = re.sub(r"(?m)^    ", "", kind.__doc__ or "")
+    text = re.sub(r"(?m)^    ", "", command_class.__doc__ or "")
     description, _, examples = text.partition("Examples:")
     paragraphs = [" ".join(paragraph.split()) for paragraph in description.split("\n\n")]
     lines = "\n".join(f"  {line.strip()}" for line in examples.splitlines() if line.strip())

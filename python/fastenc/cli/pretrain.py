@@ -98,17 +98,20 @@ class Pretrain(Command):
                 f"{self.teacher} for {self.objective.objective}"
             )
         process_state(self.training.device)
-        with open_output(Path(self.training.output), self.resume, self.overwrite) as found:
-            self._run(found)
+        with open_output(
+            Path(self.training.output), self.resume, self.overwrite
+        ) as checkpoint_folder:
+            self._run(checkpoint_folder)
 
-    def _run(self, found: Path | None) -> None:
+    def _run(self, checkpoint_folder: Path | None) -> None:
         store = _store(self.train)
         documents = [] if store else _documents(self.train, self.text, self.quoting)
         dev = None if self.dev is None else _documents([self.dev], self.text, self.quoting)
-        model = self._model(found, store, documents)
+        model = self._model(checkpoint_folder, store, documents)
         if store:
             store.check_tokenizer(
-                model.tokenizer, str(found or self.from_ or self.teacher or "the model")
+                model.own_tokenizer(),
+                str(checkpoint_folder or self.from_ or self.teacher or "the model"),
             )
         trainer = objective_trainer(
             self.objective,
@@ -119,7 +122,7 @@ class Pretrain(Command):
             settings={"teacher": self.teacher, **({} if self.from_ else asdict(self.new))},
             origin=Origin(self.from_ or self.teacher, self.train, self.dev),
         )
-        if trainer.accelerator.is_main_process and found is None:
+        if trainer.accelerator.is_main_process and checkpoint_folder is None:
             write_recipe(
                 trainer.output_dir / "recipe.toml",
                 self._recipe(store is not None),
@@ -128,13 +131,13 @@ class Pretrain(Command):
         run_trainer(trainer, self.resume, self.overwrite)
 
     def _model(
-        self, found: Path | None, store: TokenStore | None, documents: list[str]
+        self, checkpoint_folder: Path | None, store: TokenStore | None, documents: list[str]
     ) -> PretrainedModel:
         """The model of the checkpoint to resume, of --from, a student of the teacher, or a new model."""
         objective = self.objective.definition
         teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)
         # A resumed run has its tokenizer in the checkpoint.
-        if folder := found or self.from_:
+        if folder := checkpoint_folder or self.from_:
             given: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
             return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
         if objective.student is not None:
@@ -176,7 +179,7 @@ def _documents(
     return documents
 
 
-def _with_tokenizer(model: Any, name: str | Path | None) -> Any:
+def _with_tokenizer(model: PretrainedModel, name: str | Path | None) -> PretrainedModel:
     """``model`` itself. Raises: ValueError if it has no tokenizer."""
     if model.tokenizer is None:
         raise ValueError(

@@ -21,13 +21,13 @@ def prediction_options() -> list[Option]:
 
 def _options(predict: bool) -> dict[str, dict[str, Option]]:
     """{field: {task: its option}}."""
-    found: dict[str, dict[str, Option]] = {}
+    by_task: dict[str, dict[str, Option]] = {}
     for name, task in TASKS.items():
         hints = get_type_hints(task)
         for field in fields(task):
             if field.metadata["predict"] or not predict:
-                found.setdefault(field.name, {})[name] = option_of(field, hints[field.name])
-    return found
+                by_task.setdefault(field.name, {})[name] = option_of(field, hints[field.name])
+    return by_task
 
 
 def _merged(takers: dict[str, Option]) -> Option:

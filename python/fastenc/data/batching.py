@@ -119,11 +119,11 @@ class BatchSampler:
             # Counts the group's examples since epoch 0. Each pass over the group has its own permutation.
             serial = shuffled[in_group] - group.first + epoch * group.quota
             passes, entry = serial // group.size, serial % group.size
-            found = torch.empty_like(entry)
+            drawn = torch.empty_like(entry)
             for each in passes.unique().tolist():
                 order = Permutation(group.size, self.seed, "group", number, each)
-                found[passes == each] = order(entry[passes == each])
-            indices[in_group] = group.start + found
+                drawn[passes == each] = order(entry[passes == each])
+            indices[in_group] = group.start + drawn
         return indices
 
     def _cut(self, indices: Tensor) -> list[list[int]]:

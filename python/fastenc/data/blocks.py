@@ -4,17 +4,16 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-from typing import Any
 
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
 
 Extent = tuple[int, int, int, int]  # start, split, stop, document
 
 
 def full_sentence_blocks(
     documents: Iterable[str],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     block_size: int = 512,
     *,
     show_progress: bool | None = None,
@@ -38,7 +37,7 @@ def full_sentence_blocks(
 
 def doc_sentence_blocks(
     documents: Iterable[str],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     block_size: int = 512,
     *,
     show_progress: bool | None = None,

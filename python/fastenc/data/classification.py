@@ -9,8 +9,9 @@ import torch
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.readers import LabelledData
-from fastenc.packing import pack_documents, pack_sequences
+from fastenc.packing import ModelArguments, pack_documents, pack_sequences
 from fastenc.text.long_texts import LongTexts
+from fastenc.text.tokenizers import TokenizerLike
 
 TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 
@@ -33,7 +34,7 @@ class ClassificationExample(NamedTuple):
 
 def encode_texts(
     texts: Sequence[str] | Sequence[tuple[str, str]],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int,
     labels: Sequence[int] | Sequence[float] | Sequence[list[float]] | None = None,
     *,
@@ -88,7 +89,10 @@ def encode_texts(
 
 
 def encode_labelled(
-    data: LabelledData, tokenizer: Any, max_length: int, long_texts: LongTexts | None = None
+    data: LabelledData,
+    tokenizer: TokenizerLike,
+    max_length: int,
+    long_texts: LongTexts | None = None,
 ) -> list[ClassificationExample]:
     """The examples of a data set with or without labels; arguments as in :func:`encode_texts`.
 
@@ -103,7 +107,7 @@ def encode_labelled(
 
 
 def check_tokens(
-    encoded: Sequence[Sequence[int]], special: int, texts: Sequence[Any], where: Sequence[str]
+    encoded: Sequence[Sequence[int]], special: int, texts: Sequence[object], where: Sequence[str]
 ) -> None:
     """Raises: ValueError if a text or pair has no tokens beside its ``special`` special tokens."""
     for index, ids in enumerate(encoded):
@@ -112,7 +116,7 @@ def check_tokens(
             raise ValueError(f"{name} has no tokens, got {texts[index]!r}: leave out the row")
 
 
-def collate_classification(examples: Sequence[ClassificationExample]) -> dict[str, Any]:
+def collate_classification(examples: Sequence[ClassificationExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch,
@@ -130,7 +134,7 @@ def collate_classification(examples: Sequence[ClassificationExample]) -> dict[st
             types.append(each.token_type_ids[start:stop])
         if each.chunk_lengths is not None:
             chunked.append(lengths)
-    arguments: dict[str, Any] = {"batch": pack_sequences(ids, types)}
+    arguments: ModelArguments = {"batch": pack_sequences(ids, types)}
     if chunked:
         arguments["documents"] = pack_documents(chunked)
     labels = [example.label for example in examples]

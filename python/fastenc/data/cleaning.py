@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
@@ -60,7 +60,7 @@ class Stage:
     """
 
     name: str
-    pipeline: list[Any]
+    pipeline: list[object]
     tasks: int
     logs: str
 
@@ -110,7 +110,7 @@ def cleaning_stages(
     passes = ["filter", *(step for step in ("exact", "near") if step in steps)]
     stages: list[Stage] = []
 
-    def add(name: str, pipeline: list[Any], tasks: int = len(pairs)) -> None:
+    def add(name: str, pipeline: list[object], tasks: int = len(pairs)) -> None:
         stages.append(Stage(name, pipeline, tasks, f"{work}/logs/{name}"))
 
     def dropped(name: str) -> JsonlWriter:
@@ -126,10 +126,13 @@ def cleaning_stages(
     source = JsonlReader(f"{work}/filter", add_file_path=False)
     if "exact" in steps:
         config = ExactDedupConfig(_normalized, hash_config=SHA1)
-        signatures, found = f"{work}/exact-signatures", f"{work}/exact-duplicates"
+        signatures, duplicates = f"{work}/exact-signatures", f"{work}/exact-duplicates"
         add("exact-signatures", [source, ExactDedupSignature(signatures, config)])
-        add("exact-duplicates", [ExactFindDedups(signatures, found, config)], 1)
-        add("exact", [source, ExactDedupFilter(found, config, dropped("exact")), writer("exact")])
+        add("exact-duplicates", [ExactFindDedups(signatures, duplicates, config)], 1)
+        add(
+            "exact",
+            [source, ExactDedupFilter(duplicates, config, dropped("exact")), writer("exact")],
+        )
         source = JsonlReader(f"{work}/exact", add_file_path=False)
     if "near" in steps:
         hashes = MinhashConfig(hash_config=SHA1)
@@ -149,7 +152,11 @@ def cleaning_stages(
 
 
 def run_locally(
-    stages: Sequence[Stage], output: Path, settings: Mapping[str, Any], processes: int, resume: bool
+    stages: Sequence[Stage],
+    output: Path,
+    settings: Mapping[str, object],
+    processes: int,
+    resume: bool,
 ) -> dict[str, Any]:
     """Run stages on this machine, write report.json and remove the intermediate files.
 
@@ -179,7 +186,7 @@ def run_locally(
         reasons = ", ".join(f"{number:,} {why}" for why, number in report["dropped"].items())
         raise ValueError(
             f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
-            "fewer --steps"
+            "fewer steps"
         )
     text = json.dumps(report, indent=1) + "\n"
     write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
@@ -187,7 +194,7 @@ def run_locally(
     return report
 
 
-def executor_script(executor: str, output: str, settings: Mapping[str, Any]) -> str:
+def executor_script(executor: str, output: str, settings: Mapping[str, object]) -> str:
     """The source of a Python program that runs the stages on a cluster.
 
     Args:
@@ -214,9 +221,11 @@ if __name__ == "__main__":
 """
 
 
-def _filters(steps: Sequence[str], english: bool, bad_words: list[str], dropped: Any) -> list[Any]:
+def _filters(
+    steps: Sequence[str], english: bool, bad_words: list[str], dropped: Callable[[str], object]
+) -> list[object]:
     language = Words(WORD)
-    filters: list[Any] = []
+    filters: list[object] = []
     if bad_words:
         words = "|".join(map(re.escape, bad_words))
         filters.append(RegexFilter(rf"(?i)(?<!\w)(?:{words})(?!\w)", dropped("bad-words")))
@@ -267,7 +276,7 @@ def _normalized(document: Document) -> str:
     return " ".join(document.text.lower().split())
 
 
-def _begin(work: Path, settings: dict[str, Any], resume: bool) -> None:
+def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
     record = work / "settings.json"
     if record.is_file():
         if not resume:

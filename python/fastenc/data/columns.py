@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fastenc.data.readers import kind_of, numbered_lines
+from fastenc.data.readers import file_type_of, numbered_lines
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
@@ -177,7 +177,7 @@ def read_words(path: str | Path, word_column: int | None = None) -> TaggedData:
 def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
     """The sentences of :func:`read_words`, one at a time. If the file has no words, the error is raised at its end."""
     empty = True
-    if kind_of(path) == ".txt":
+    if file_type_of(path) == ".txt":
         for number, line in numbered_lines(Path(path)):
             each = cut_into_words(line, number)
             empty = empty and not each.words
@@ -193,12 +193,12 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
 
 def cut_into_words(text: str, line: int) -> Sentence:
     """The words and punctuation marks of a text, which is on this line of its file."""
-    found = list(re.finditer(r"\w+|[^\w\s]", text))
-    words, starts = [m.group() for m in found], [m.start() for m in found]
+    matches = list(re.finditer(r"\w+|[^\w\s]", text))
+    words, starts = [m.group() for m in matches], [m.start() for m in matches]
     return Sentence(words, [], [line] * len(words), text, starts)
 
 
-def sentence_of(value: Any, index: int) -> Sentence:
+def sentence_of(value: object, index: int) -> Sentence:
     """The sentence of a Python value, the input with this index: a text, which is cut into words, or a list of words.
 
     Raises: ValueError for anything else.
@@ -214,14 +214,14 @@ def sentence_of(value: Any, index: int) -> Sentence:
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:
     """The sentences of a file, as numbered rows of cells."""
-    kind = kind_of(path)
-    if kind in NOT_COLUMNS:
+    file_type = file_type_of(path)
+    if file_type in NOT_COLUMNS:
         raise ValueError(
             f"{path}: words are read from files with columns between tabs or spaces, such as .conll, .conllu or .tsv, "
-            f"got a {kind} file: give a file with a word and its tag on each line, and an empty line after each "
+            f"got a {file_type} file: give a file with a word and its tag on each line, and an empty line after each "
             "sentence. Texts to predict for may be .txt; .jsonl is for the task span-ner"
         )
-    conllu = kind == ".conllu"
+    conllu = file_type == ".conllu"
     rows: Rows = []
     width, first = 0, 0
     for number, line in numbered_lines(Path(path)):
@@ -256,7 +256,7 @@ def _columns(
     """The columns of words and tags, from 1."""
     number, cells = rows[0]
     word = word_column or _usual_word_column(path)
-    tag = tag_column or (CONLLU_TAG if kind_of(path) == ".conllu" else len(cells))
+    tag = tag_column or (CONLLU_TAG if file_type_of(path) == ".conllu" else len(cells))
     if word == tag:
         raise ValueError(
             f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "
@@ -267,7 +267,7 @@ def _columns(
 
 
 def _usual_word_column(path: str | Path) -> int:
-    return CONLLU_WORD if kind_of(path) == ".conllu" else 1
+    return CONLLU_WORD if file_type_of(path) == ".conllu" else 1
 
 
 def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
@@ -275,7 +275,7 @@ def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
     spaced = [index for index, word in enumerate(words) if " " in word]
     # A .tsv file may be a table of texts instead, which would be read as one long sentence. Most of its cells contain
     # spaces, which words rarely do. A short sentence is no evidence.
-    if kind_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):
+    if file_type_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):
         number, text = rows[spaced[0]][0], words[spaced[0]]
         raise ValueError(
             f"{path}, line {number}: column {column} must hold one word on each line, got the text {text[:60]!r}: give "

@@ -1,13 +1,12 @@
 """Reads sentences with their entities, which may be nested, from columns of tags or from JSON lines."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
-from fastenc.data.readers import kind_of, numbered_rows
+from fastenc.data.readers import file_type_of, numbered_rows
 from fastenc.text.tags import Span, scheme_of, spans
 
 
@@ -54,7 +53,7 @@ def read_entities(
         wrong type, a sentence without words, an entity outside its sentence, a tag that is neither IOB2 nor BIOES, a
         type that is not in ``label_names``, and a file without entities if ``label_names`` is None.
     """
-    if kind_of(path) == ".jsonl":
+    if file_type_of(path) == ".jsonl":
         sentences, entities = _json_sentences(path)
     else:
         columns = [tag_column]
@@ -70,7 +69,7 @@ def read_entities(
                 f"{path} must hold at least one entity to learn from, got none: give another file, or give "
                 "tag_column the column of the entities"
             )
-        if kind_of(path) != ".jsonl":
+        if file_type_of(path) != ".jsonl":
             _warn_of_unread_levels(path, columns, set(names))
     for each, row in zip(sentences, entities, strict=True):
         for entity in row:
@@ -93,7 +92,7 @@ def read_unlabelled(path: str | Path, word_column: int | None = None) -> EntityD
 
 def iterate_unlabelled(path: str | Path, word_column: int | None = None) -> Iterator[Sentence]:
     """The sentences of :func:`read_unlabelled`, one at a time."""
-    if kind_of(path) != ".jsonl":
+    if file_type_of(path) != ".jsonl":
         return iterate_words(path, word_column)
     return (_sentence(row, where) for where, row in numbered_rows(path, ["tokens"]))
 
@@ -133,17 +132,16 @@ def _warn_of_unread_levels(
     read = {column or max(tags) for column in columns}
     unread = [
         number
-        for number, found in tags.items()
+        for number, column_tags in tags.items()
         if number not in read
-        and scheme_of(found)
-        and types & {tag.partition("-")[2] for tag in found}
+        and scheme_of(column_tags)
+        and types & {tag.partition("-")[2] for tag in column_tags}
     ]
     if unread:
         first, *inner = sorted(read.union(unread))
-        options = " ".join(f"--inner-tag-column {number}" for number in inner)
         warnings.warn(
             f"{path}: column {', '.join(map(str, unread))} holds entities of the same types, which are not read: give "
-            f"--tag-column {first} {options} to read every level",
+            f"tag_column={first} and inner_tag_column={tuple(inner)} to read every level",
             stacklevel=4,
         )
 
@@ -160,13 +158,13 @@ def _json_sentences(path: str | Path) -> tuple[list[Sentence], list[list[Span]]]
             raise ValueError(
                 f"{where}: entities must be a list of [start, end, type], got {row['entities']!r}: correct it"
             )
-        found = [_entity(value, each, where) for value in row["entities"]]
+        spans = [_entity(value, each, where) for value in row["entities"]]
         sentences.append(each)
-        entities.append(list(dict.fromkeys(found)))
+        entities.append(list(dict.fromkeys(spans)))
     return sentences, entities
 
 
-def _sentence(row: dict[str, Any], where: str) -> Sentence:
+def _sentence(row: Mapping[str, object], where: str) -> Sentence:
     words = row["tokens"]
     if not isinstance(words, list) or not all(isinstance(w, str) and w for w in words):
         raise ValueError(
@@ -176,16 +174,16 @@ def _sentence(row: dict[str, Any], where: str) -> Sentence:
     return sentence(words, (), [line] * len(words))
 
 
-def _entity(value: Any, each: Sentence, where: str) -> Span:
-    fits = isinstance(value, list) and [type(part) for part in value] == [int, int, str]
-    if not fits or not value[2]:
+def _entity(value: object, each: Sentence, where: str) -> Span:
+    types = [type(part) for part in value] if isinstance(value, list) else []
+    if not isinstance(value, list) or types != [int, int, str] or not value[2]:
         raise ValueError(
             f"{where}: an entity must be [start, end, type], got {value!r}: correct it"
         )
-    first, stop, kind = value
+    first, stop, entity_type = value
     if not 0 <= first < stop <= len(each.words):
         raise ValueError(
             f"{where}: an entity must lie within the sentence's {len(each.words)} words, got {value}: start counts "
             "from 0, and end is the index after the last word"
         )
-    return Span(kind, first, stop)
+    return Span(entity_type, first, stop)

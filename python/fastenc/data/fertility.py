@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
-from fastenc.text.tokenizers import special_tokens
+from fastenc._base.json_values import JsonObject
+from fastenc.text.tokenizers import TokenizerLike, special_tokens
 
 # Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
 UNSPACED = re.compile(
@@ -47,7 +47,7 @@ class Fertility:
     def unknown_share(self) -> float:
         return self.unknown / max(self.tokens, 1)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The counts and the three ratios, by name."""
         names = ("tokens_per_word", "characters_per_token", "unknown_share")
         return {**vars(self), **{name: getattr(self, name) for name in names}}
@@ -74,7 +74,7 @@ def _word() -> re.Pattern[str]:
     return re.compile(rf"{inner}(?:(?:['’.·]|(?<=\d),(?=\d)){inner})*")
 
 
-def measure_fertility(tokenizer: Any, texts: Iterable[str]) -> Fertility:
+def measure_fertility(tokenizer: TokenizerLike, texts: Iterable[str]) -> Fertility:
     """Count the tokens, words and characters of texts. They are tokenised line by line.
 
     Args:

@@ -6,7 +6,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 
-from fastenc.data.readers import TABLES, is_data_set, kind_of, read_texts
+from fastenc.data.readers import TABLES, file_type_of, is_data_set, read_texts
 
 ALPHA = 0.3  # exponent of the smoothing, the value of XLM-R
 
@@ -113,15 +113,15 @@ def language_files(arguments: Sequence[str]) -> dict[str, list[str]]:
     A language may be given several times.
     Raises: ValueError if an argument is not ``name=path``, or if a folder has no such files.
     """
-    found: dict[str, list[str]] = {}
+    of_language: dict[str, list[str]] = {}
     for argument in arguments:
         language, equals, path = argument.partition("=")
         if not (language and equals and path):
             raise ValueError(
-                f"--language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
+                f"language must be name=file or name=folder, got {argument!r}: write it like de=german.txt"
             )
-        found.setdefault(language, []).extend(text_files(path))
-    return found
+        of_language.setdefault(language, []).extend(text_files(path))
+    return of_language
 
 
 def text_files(path: str) -> list[str]:
@@ -129,7 +129,7 @@ def text_files(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir() or is_data_set(folder):
         return [path]
-    inside = sorted(file for file in folder.rglob("*") if kind_of(file) in (".txt", *TABLES))
+    inside = sorted(file for file in folder.rglob("*") if file_type_of(file) in (".txt", *TABLES))
     if not inside:
         raise ValueError(
             f"{path} must hold a file of the kinds {', '.join(('.txt', *TABLES))} (or gzipped), got none: give another "

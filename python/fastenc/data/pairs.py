@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fastenc.data.classification import check_tokens, encode_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
-from fastenc.packing import pack_sequences
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike
 
 
 @dataclass(frozen=True)
@@ -67,24 +68,24 @@ def read_pairs(
         rows = list(_numbered_pairs(path, columns, quoting))
         return TextPairs([pair for _, pair in rows], [], where=[where for where, _ in rows])
     _check_columns(columns, (2,))
-    texts, found = [], []
+    texts, scores = [], []
     for where, row in numbered_rows(path, [*columns, similarity], quoting):
         texts.append(tuple(text_of(row, name, where) for name in columns))
-        found.append((where, number_of(row[similarity], where)))
-    top = max(value for _, value in found) if highest is None else highest
+        scores.append((where, number_of(row[similarity], where)))
+    top = max(value for _, value in scores) if highest is None else highest
     if not (top > 0 and math.isfinite(top)):
         raise ValueError(
             f"{path}: the highest score must be positive, got {top}: give highest_similarity the score of two texts "
             "with the same meaning"
         )
-    for where, value in found:
+    for where, value in scores:
         if abs(value) > top:
             raise ValueError(
                 f"{where}: the absolute value of a score must be at most {top}, the highest in the training set or "
                 f"highest_similarity, got {value}: correct it, or give a larger highest_similarity"
             )
-    lines = [where for where, _ in found]
-    return TextPairs(texts, [value / top for _, value in found], top, lines)
+    lines = [where for where, _ in scores]
+    return TextPairs(texts, [value / top for _, value in scores], top, lines)
 
 
 def iterate_pairs(
@@ -107,12 +108,12 @@ def _numbered_pairs(
 def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
     if len(columns) not in allowed:
         raise ValueError(
-            "--text must name the columns of a text, its partner and, without --similarity, optionally a hard "
+            "text must name the columns of a text, its partner and, without similarity scores, optionally a hard "
             f"negative, got {list(columns)}: name two columns, or use fastenc embed for single texts"
         )
 
 
-def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairExample]:
+def encode_pairs(data: TextPairs, tokenizer: TokenizerLike, max_length: int) -> list[PairExample]:
     """Token ids of each text, truncated to ``max_length`` tokens, special tokens included.
 
     Raises: ValueError for a text without tokens, if the data have ``scores`` or ``where``; with file and line if they
@@ -132,7 +133,7 @@ def encode_pairs(data: TextPairs, tokenizer: Any, max_length: int) -> list[PairE
     ]
 
 
-def collate_pairs(examples: Sequence[PairExample]) -> dict[str, Any]:
+def collate_pairs(examples: Sequence[PairExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch of the examples' texts, one after another,

@@ -5,10 +5,11 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.readers import numbered_rows
+from fastenc.text.tokenizers import TokenizerLike
 from fastenc.text.windows import owned
 
 QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer
@@ -81,7 +82,7 @@ def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
 
 def question_windows(
     questions: Sequence[Question],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int = 384,
     stride: int = 128,
     *,
@@ -181,11 +182,11 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
                     spans = row["answers"] if answers else []
-                    found = [Answer(span["answer_start"], span["text"]) for span in spans]
+                    known = [Answer(span["answer_start"], span["text"]) for span in spans]
                     name = str(row["id"])
                     yield (
                         f"{path}, question {name!r}",
-                        Question(name, row["question"], paragraph["context"], found),
+                        Question(name, row["question"], paragraph["context"], known),
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or not gzip ({error}): copy the file again") from error
@@ -202,8 +203,8 @@ def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
         try:
             spans = row["answers"] if answers else {"answer_start": [], "text": []}
             pairs = zip(spans["answer_start"], spans["text"], strict=True)
-            found = [Answer(*pair) for pair in pairs]
-            yield where, Question(str(row["id"]), row["question"], row["context"], found)
+            known = [Answer(*pair) for pair in pairs]
+            yield where, Question(str(row["id"]), row["question"], row["context"], known)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{where}: answers must be an object with two lists of equal length, text and answer_start, got "
@@ -216,10 +217,10 @@ def _checked(question: Question, where: str) -> Question:
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")
     for start, text in question.answers:
-        found = question.context[start : start + len(text)] if start >= 0 else ""
-        if found != text or not text:
+        passage = question.context[start : start + len(text)] if start >= 0 else ""
+        if passage != text or not text:
             raise ValueError(
-                f"{where}: the answer {text!r} must be in its context at character {start}, got {found!r} there: "
+                f"{where}: the answer {text!r} must be in its context at character {start}, got {passage!r} there: "
                 "correct answer_start (which counts characters from 0) or the answer"
             )
     return question

@@ -66,7 +66,7 @@ def iterate_texts(
     path: str | Path, column: str | None = None, quoting: str | None = None
 ) -> Iterator[str]:
     """The documents of :func:`read_texts`, one at a time; they are not kept in memory."""
-    if kind_of(path) != ".txt":
+    if file_type_of(path) != ".txt":
         name = column or "text"
         rows = numbered_rows(path, [name], quoting)
         yield from (text_of(row, name, where) for where, row in rows)
@@ -129,16 +129,18 @@ def read_labelled(
             f"text must name one column, or two for pairs of texts, got {list(text)}: name one or two"
         )
     texts: list[Any] = []
-    found: list[tuple[str, Any]] = []
+    labelled: list[tuple[str, Any]] = []
     value_of = _labels if multi_label else _label
     for where, row in numbered_rows(path, [*text, label], quoting):
         parts = tuple(text_of(row, name, where) for name in text)
         texts.append(parts if len(parts) == 2 else parts[0])
-        found.append((where, value_of(row, label, where)))
-    lines = [where for where, _ in found]
+        labelled.append((where, value_of(row, label, where)))
+    lines = [where for where, _ in labelled]
     if regression:
-        return LabelledData(texts, [number_of(value, where) for where, value in found], [], lines)
-    singles = [(where, v) for where, value in found for v in (value if multi_label else [value])]
+        return LabelledData(
+            texts, [number_of(value, where) for where, value in labelled], [], lines
+        )
+    singles = [(where, v) for where, value in labelled for v in (value if multi_label else [value])]
     names = list(label_names) if label_names is not None else _sorted({v for _, v in singles})
     if not names:
         raise ValueError(
@@ -157,9 +159,9 @@ def read_labelled(
                 "to the training set"
             )
     if multi_label:
-        multi_hot = [[float(name in value) for name in names] for _, value in found]
+        multi_hot = [[float(name in value) for name in names] for _, value in labelled]
         return LabelledData(texts, multi_hot, names, lines)
-    return LabelledData(texts, [index[value] for _, value in found], names, lines)
+    return LabelledData(texts, [index[value] for _, value in labelled], names, lines)
 
 
 def read_inputs(
@@ -183,7 +185,7 @@ def iterate_inputs(
     path: str | Path, columns: Sequence[str] = ("sentence",), quoting: str | None = None
 ) -> Iterator[Any]:
     """The inputs of :func:`read_inputs`, one at a time."""
-    if kind_of(path) == ".txt":
+    if file_type_of(path) == ".txt":
         number = 0
         for number, line in numbered_lines(Path(path)):  # noqa: B007  (read after the loop)
             yield line
@@ -202,7 +204,7 @@ def input_rows(
 
     The lines of a ``.txt`` file are rows with this column alone.
     """
-    if kind_of(path) == ".txt":
+    if file_type_of(path) == ".txt":
         for number, line in enumerate(iterate_inputs(path), start=1):
             yield f"{path}, line {number}", {column: line}
         return
@@ -223,7 +225,7 @@ def is_data_set(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
-def kind_of(path: str | Path) -> str:
+def file_type_of(path: str | Path) -> str:
     """The file's format: its last suffix other than ``.gz``, such as ".tsv"; "" if it has none."""
     suffixes = [suffix for suffix in Path(path).suffixes if suffix != ".gz"]
     return suffixes[-1] if suffixes else ""
@@ -266,19 +268,19 @@ def numbered_rows(
         raise ValueError(
             f"quoting must be one of {', '.join(QUOTINGS)}, got {quoting!r}: give one of them"
         )
-    kind = kind_of(path)
-    if kind == ".tsv":
+    file_type = file_type_of(path)
+    if file_type == ".tsv":
         cells = (
             _csv_cells(Path(path), "\t")
             if quoting == "csv"
             else _tsv_cells(Path(path), check=quoting is None)
         )
         rows = _delimited(Path(path), cells)
-    elif kind == ".csv":
+    elif file_type == ".csv":
         rows = _delimited(Path(path), _csv_cells(Path(path)))
-    elif kind == ".jsonl":
+    elif file_type == ".jsonl":
         rows = _json_lines(Path(path))
-    elif kind == ".txt":
+    elif file_type == ".txt":
         raise MissingColumn(
             f"{path}: a text file has no columns: give {', '.join(TABLES)} or a data set"
         )

@@ -118,15 +118,15 @@ def _sentence(rng: Random, parts: Sequence[str]) -> str:
 
 def _reviews(rng: Random, number: int, length: int = 1) -> list[tuple[str, str]]:
     """(review, label) of each; ``length``: number of sentences."""
-    found = []
+    names = []
     for i in range(number):
         label, opinions = (("negative", BAD), ("positive", GOOD))[i % 2]
         sentences = [
             f"The {rng.choice(WORKS.split(','))} was {rng.choice(opinions.split(','))}."
             for _ in range(length)
         ]
-        found.append((" ".join(sentences), label))
-    return found
+        names.append((" ".join(sentences), label))
+    return names
 
 
 def _pair(rng: Random) -> tuple[str, str, str]:

@@ -4,11 +4,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc.data.blocks import Extent, check_block_size
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
 
 SHORT_PROBABILITY = 0.1  # of a random shorter length, as in BERT
 NO_PAIR = (
@@ -43,7 +43,7 @@ class SegmentPair(NamedTuple):
 
 def segment_pairs(
     documents: Iterable[str],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     block_size: int = 512,
     *,
     seed: int = 0,

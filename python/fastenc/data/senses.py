@@ -4,16 +4,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.columns import numbered_blocks
-from fastenc.data.readers import TABLES, kind_of, numbered_lines, numbered_rows, text_of
+from fastenc.data.readers import TABLES, file_type_of, numbered_lines, numbered_rows, text_of
 from fastenc.data.words import check_room
-from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import (
+    TokenizerLike,
+    ids_and_starts,
+    special_tokens,
+    tokenizer_for_words,
+)
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")
@@ -70,9 +75,11 @@ def read_senses(
     Raises: ValueError with file and line for a missing column, a word that is not in its sentence, and a file without
         targets.
     """
-    reader = _read_table if _is_table(path) else _read_columns
-    option: Any = sense if reader is _read_table else sense_column
-    data = reader(path, option, labelled)
+    data = (
+        _read_table(path, sense, labelled)
+        if _is_table(path)
+        else _read_columns(path, sense_column, labelled)
+    )
     if not data.targets:
         raise ValueError(
             f"{path} must have a word with a sense, got none: give a file with labelled words"
@@ -81,10 +88,10 @@ def read_senses(
 
 
 def _is_table(path: str | Path) -> bool:
-    if kind_of(path) == ".tsv":  # a table or a file in columns
+    if file_type_of(path) == ".tsv":  # a table or a file in columns
         _, header = next(numbered_lines(Path(path)), (0, ""))
         return set(TABLE_COLUMNS) <= set(header.split("\t"))
-    return kind_of(path) in TABLES
+    return file_type_of(path) in TABLES
 
 
 def _read_table(path: str | Path, sense: str, labelled: bool) -> SenseData:
@@ -155,7 +162,7 @@ class SenseExample(NamedTuple):
 
 
 def encode_senses(
-    data: SenseData, tokenizer: Any, max_length: int, *, show_progress: bool | None = None
+    data: SenseData, tokenizer: TokenizerLike, max_length: int, *, show_progress: bool | None = None
 ) -> list[SenseExample]:
     """Token ids of the sentences that have targets.
 
@@ -202,7 +209,7 @@ def _around(start: int, stop: int, length: int, max_length: int) -> tuple[int, i
     return first, first + room
 
 
-def collate_senses(examples: Sequence[SenseExample]) -> dict[str, Any]:
+def collate_senses(examples: Sequence[SenseExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch,

@@ -4,10 +4,9 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastenc._base.progress import progress_bar
-from fastenc.text.tokenizers import special_tokens
+from fastenc.text.tokenizers import TokenizerLike, special_tokens
 
 # SPACED_MARKS end a sentence only before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic).
 # UNSPACED_MARKS always end a sentence (Han and Kana, Myanmar, Khmer, Tibetan).
@@ -32,7 +31,7 @@ class SentenceTokens:
 
 
 def tokenize_documents(
-    documents: Iterable[str], tokenizer: Any, *, show_progress: bool | None = None
+    documents: Iterable[str], tokenizer: TokenizerLike, *, show_progress: bool | None = None
 ) -> SentenceTokens:
     """Tokenise documents sentence by sentence. Ids have 4 bytes, ends 8 bytes."""
     sep = special_tokens(tokenizer).sep

@@ -35,13 +35,13 @@ class Permutation:
 
     def __call__(self, entries: Tensor) -> Tensor:
         """The permutation's values at these entries (int64, each in [0, size)): int64, of the same shape."""
-        found = self._network(entries.flatten())
-        outside = (found >= self.size).nonzero().squeeze(1)
+        permuted = self._network(entries.flatten())
+        outside = (permuted >= self.size).nonzero().squeeze(1)
         while len(outside):
-            walked = self._network(found[outside])
-            found[outside] = walked
+            walked = self._network(permuted[outside])
+            permuted[outside] = walked
             outside = outside[walked >= self.size]
-        return found.reshape(entries.shape)
+        return permuted.reshape(entries.shape)
 
     def _network(self, values: Tensor) -> Tensor:
         low = (1 << self._half) - 1

@@ -4,15 +4,15 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastenc.data.entities import EntityData, shown
 from fastenc.data.words import Tokens, check_room, tokens_of_words
-from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
 from fastenc.text.windows import cut_windows
 
 
@@ -45,7 +45,7 @@ class SpanExample(NamedTuple):
 
 def encode_spans(
     data: EntityData,
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int,
     label_names: Sequence[str],
     max_span_words: int,
@@ -78,15 +78,15 @@ def encode_spans(
     for number, (each, tokens) in enumerate(zip(data.sentences, encoded, strict=True)):
         gold: dict[tuple[int, int], int] | None = {} if data.label_names else None
         if gold is not None:
-            for kind, first, stop in data.entities[number]:
-                gold.setdefault((first, stop - 1), index[kind])
+            for entity_type, first, stop in data.entities[number]:
+                gold.setdefault((first, stop - 1), index[entity_type])
         windows = list(_windows(tokens, gold, number, max_length, special, max_span_words))
         examples += windows
         if gold is not None:
             learnt = {
-                (e.first_word + first, e.first_word + last, kind)
+                (e.first_word + first, e.first_word + last, label)
                 for e in windows
-                for first, last, kind in e.labels or ()
+                for first, last, label in e.labels or ()
             }
             for entity in data.entities[number]:
                 if (entity.first, entity.stop - 1, index[entity.type]) not in learnt:
@@ -126,8 +126,8 @@ def _windows(
             None,
         )
         if gold is not None:
-            local = [(i - first_word, j - first_word, kind) for (i, j), kind in gold.items()]
-            labels = [(i, j, kind) for i, j, kind in local if _holds(example, i, j)]
+            local = [(i - first_word, j - first_word, label) for (i, j), label in gold.items()]
+            labels = [(i, j, label) for i, j, label in local if _holds(example, i, j)]
             example = example._replace(labels=labels)
         yield example
 
@@ -187,7 +187,7 @@ def spans_of(example: SpanExample) -> tuple[Tensor, Tensor]:
     return starts + example.first_word, ends + example.first_word
 
 
-def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
+def collate_spans(examples: Sequence[SpanExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns, for W words, S spans and K words of the longest span:
@@ -201,7 +201,7 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
     spans = enumerate_spans(examples)
     words = torch.arange(spans.word_rows.shape[0])
     longest = int((spans.ends - spans.starts).max()) + 1 if len(spans.starts) else 1
-    arguments = {
+    arguments: ModelArguments = {
         "batch": batch,
         "word_rows": spans.word_rows,
         "windows": torch.minimum(words[:, None] + torch.arange(longest), spans.last_words[:, None]),
@@ -213,12 +213,12 @@ def collate_spans(examples: Sequence[SpanExample]) -> dict[str, Any]:
     labels = torch.zeros_like(spans.starts)
     before = accumulate((len(e.word_tokens) for e in examples), initial=0)
     gold = [
-        (first + offset, last - first, kind)
+        (first + offset, last - first, label)
         for example, offset in zip(examples, before, strict=False)
-        for first, last, kind in example.labels or ()
+        for first, last, label in example.labels or ()
     ]
     if gold:
-        firsts, lengths, kinds = map(torch.tensor, zip(*gold, strict=True))
+        firsts, lengths, classes = map(torch.tensor, zip(*gold, strict=True))
         # The spans with the same first word are consecutive, shortest first.
-        labels[torch.searchsorted(spans.starts, firsts) + lengths] = kinds
+        labels[torch.searchsorted(spans.starts, firsts) + lengths] = classes
     return {**arguments, "labels": labels[spans.owned]}

@@ -31,7 +31,7 @@ from fastenc.data.languages import smoothed_shares
 from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
-from fastenc.text.tokenizers import load_tokenizer, special_tokens
+from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, special_tokens
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"
@@ -78,9 +78,9 @@ class TokenStore:
         for entry in self.shards:
             for array_name, (size, _) in entry["files"].items():
                 path = self._path(entry, array_name)
-                found = path.stat().st_size if path.is_file() else "no file"
-                if found != size:
-                    raise _damaged(path, f"{size} bytes", found)
+                actual = path.stat().st_size if path.is_file() else "no file"
+                if actual != size:
+                    raise _damaged(path, f"{size} bytes", actual)
         self._open: dict[int, SentenceTokens] = {}
 
     @property
@@ -97,17 +97,17 @@ class TokenStore:
         """The ``tokenizers.Tokenizer`` that the store was written with."""
         return load_tokenizer(self.folder)
 
-    def check_tokenizer(self, tokenizer: Any, owner: str) -> None:
+    def check_tokenizer(self, tokenizer: TokenizerLike, owner: str) -> None:
         """Compare a tokenizer with the store's.
 
         Args:
             owner: file or folder of the tokenizer, for the message.
         Raises: ValueError if the store was written with another tokenizer.
         """
-        if (found := fingerprint(tokenizer)) != self.manifest["tokenizer"]:
+        if (fingerprint_of := fingerprint(tokenizer)) != self.manifest["tokenizer"]:
             raise ValueError(
                 f"{self.folder} holds tokens of another tokenizer (fingerprint {self.manifest['tokenizer'][:12]}) than "
-                f"that of {owner} ({found[:12]}): prepare the texts with --tokenizer {owner}"
+                f"that of {owner} ({fingerprint_of[:12]}): prepare the texts with --tokenizer {owner}"
             )
 
     def shard(self, number: int) -> SentenceTokens:
@@ -131,8 +131,8 @@ class TokenStore:
         entry = self.shards[number]
         for array_name, (_, expected) in entry["files"].items():
             path = self._path(entry, array_name)
-            if (found := file_checksum(path)) != expected:
-                raise _damaged(path, f"checksum {expected[:12]}", found[:12])
+            if (checksum := file_checksum(path)) != expected:
+                raise _damaged(path, f"checksum {expected[:12]}", checksum[:12])
 
     def count_tokens(self) -> Tensor:
         """Number of occurrences of each token id: int64 (vocabulary,)."""
@@ -273,7 +273,7 @@ def is_store(folder: str | Path) -> bool:
     return (Path(folder) / SETTINGS).is_file()
 
 
-def fingerprint(tokenizer: Any) -> str:
+def fingerprint(tokenizer: TokenizerLike) -> str:
     """SHA-256 of every setting of the tokenizer that affects the tokens of a text: all but truncation and padding."""
     settings = json.loads(tokenizer.to_str())
     kept = {
@@ -329,7 +329,7 @@ def _read_json(path: Path) -> Any:
         raise _damaged(path, "JSON", error) from error
 
 
-def _damaged(path: Path, expected: Any, found: Any) -> ValueError:
+def _damaged(path: Path, expected: object, actual: object) -> ValueError:
     if path.name == MANIFEST:
         remedy = (
             f"Remove it and run fastenc prepare again with --resume, which writes {path.name} again"
@@ -338,4 +338,4 @@ def _damaged(path: Path, expected: Any, found: Any) -> ValueError:
         remedy = f"Remove {path.parent}; it is written again when it is needed"
     else:
         remedy = f"Remove {path.parent} and run fastenc prepare again with --resume, which writes it again"
-    return ValueError(f"{path} is damaged: it should have {expected}, got {found}. {remedy}")
+    return ValueError(f"{path} is damaged: it should have {expected}, got {actual}. {remedy}")

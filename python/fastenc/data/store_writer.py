@@ -11,10 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically, write_folder
+from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc.data.sentences import tokenize_documents
 from fastenc.data.store import (
@@ -26,7 +27,7 @@ from fastenc.data.store import (
     file_checksum,
     fingerprint,
 )
-from fastenc.text.tokenizers import load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer, special_tokens
 
 SHARD_CHARACTERS = 2**25
 NO_TEXT = "there is no text to prepare, every document is empty: give documents with text"
@@ -53,7 +54,7 @@ class _ShardTexts(NamedTuple):
 def write_store(
     folder: str | Path,
     texts: Mapping[str, Iterable[str]],
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     *,
     processes: int = 1,
     shard_characters: int = SHARD_CHARACTERS,
@@ -87,7 +88,7 @@ def write_store(
             "the tokenizer must have tokens beside its special ones, got a vocabulary of "
             f"{tokenizer.get_vocab_size()}: train or load a larger one"
         )
-    settings = {
+    settings: JsonObject = {
         "format": FORMAT,
         "tokenizer": fingerprint(tokenizer),
         "vocab_size": tokenizer.get_vocab_size(),
@@ -102,7 +103,7 @@ def write_store(
     _begin(folder, settings, tokenizer)
     bar = progress_bar(chain([first], all_texts), "preparing", "shard", show_progress)
     shards = list(_write_shards(folder, bar, tokenizer, processes))
-    if not sum(
+    if not any(
         entry["tokens"] for entry in shards
     ):  # for example, if all characters are control characters
         shutil.rmtree(folder)
@@ -123,7 +124,7 @@ def write_store(
     return TokenStore(folder)
 
 
-def _check_begun(folder: Path, settings: dict[str, Any], resume: bool) -> None:
+def _check_begun(folder: Path, settings: JsonObject, resume: bool) -> None:
     """Raises: ValueError if the folder holds files and cannot be resumed with these settings."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
@@ -144,7 +145,7 @@ def _check_begun(folder: Path, settings: dict[str, Any], resume: bool) -> None:
             )
 
 
-def _begin(folder: Path, settings: dict[str, Any], tokenizer: Any) -> None:
+def _begin(folder: Path, settings: JsonObject, tokenizer: TokenizerLike) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(settings, indent=1)
     write_atomically(folder / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
@@ -174,8 +175,8 @@ def _texts_of_shards(
 
 
 def _write_shards(
-    folder: Path, all_texts: Iterable[_ShardTexts], tokenizer: Any, processes: int
-) -> Iterator[dict[str, Any]]:
+    folder: Path, all_texts: Iterable[_ShardTexts], tokenizer: TokenizerLike, processes: int
+) -> Iterator[JsonObject]:
     """The manifest's entries of the shards, in order. The texts of at most ``processes + 2`` shards are in memory."""
     if processes == 1:
         for texts in all_texts:
@@ -196,12 +197,12 @@ def _write_shards(
             workers.shutdown(cancel_futures=True)
 
 
-def _result(entry: Any) -> dict[str, Any]:
+def _result(entry: JsonObject) -> JsonObject:
     """The manifest's entry of a shard that was kept (a dict), or that a worker writes (a future)."""
     return entry if isinstance(entry, dict) else entry.result()
 
 
-def _kept(folder: Path, texts: _ShardTexts) -> dict[str, Any] | None:
+def _kept(folder: Path, texts: _ShardTexts) -> JsonObject | None:
     """The manifest's entry of a shard that is already finished, else None. A shard with damaged files is removed.
 
     Raises: ValueError if the shard was written from other texts.
@@ -228,7 +229,7 @@ def _kept(folder: Path, texts: _ShardTexts) -> dict[str, Any] | None:
     return entry
 
 
-def _write_shard(folder: Path, texts: _ShardTexts, tokenizer: Any) -> dict[str, Any]:
+def _write_shard(folder: Path, texts: _ShardTexts, tokenizer: TokenizerLike) -> JsonObject:
     """Write a shard and return its entry in the manifest."""
     numpy = require("numpy", extra="train")
     text = tokenize_documents(texts.documents, tokenizer, show_progress=False)
@@ -260,7 +261,7 @@ def _write_shard(folder: Path, texts: _ShardTexts, tokenizer: Any) -> dict[str, 
     return json.loads(json.dumps(entry))
 
 
-_tokenizer: Any = None  # of this worker process
+_tokenizer: TokenizerLike | None = None  # of this worker process
 
 
 def _start_worker(folder: Path) -> None:
@@ -276,5 +277,6 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _write_in_worker(folder: Path, texts: _ShardTexts) -> dict[str, Any]:
+def _write_in_worker(folder: Path, texts: _ShardTexts) -> JsonObject:
+    assert _tokenizer is not None  # _start_worker has loaded it
     return _write_shard(folder, texts, _tokenizer)

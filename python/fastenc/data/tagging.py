@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from fastenc.data.columns import TaggedData, check_tags
 from fastenc.data.words import Tokens, check_room, tokens_of_words
-from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import SpecialTokens, special_tokens
+from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
 from fastenc.text.windows import cut_windows
 
 LABEL_SCHEMES = ("first", "all")
@@ -38,7 +38,7 @@ class TaggingExample(NamedTuple):
 
 def encode_tagged(
     data: TaggedData,
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     max_length: int,
     label_names: Sequence[str],
     label_scheme: str = "first",
@@ -109,7 +109,7 @@ def _windows(
         )
 
 
-def collate_tagging(examples: Sequence[TaggingExample]) -> dict[str, Any]:
+def collate_tagging(examples: Sequence[TaggingExample]) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch, "labels": int64 (total_tokens,),

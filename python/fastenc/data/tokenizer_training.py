@@ -3,10 +3,9 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
 
 from fastenc._base.extras import require
-from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS
+from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, TokenizerLike
 
 KINDS = ("wordpiece", "bpe", "unigram")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids
@@ -19,7 +18,7 @@ def train_tokenizer(
     vocab_size: int = 30522,
     lowercase: bool | None = None,
     show_progress: bool | None = None,
-) -> Any:
+) -> TokenizerLike:
     """Train a tokenizer on texts.
 
     Args:

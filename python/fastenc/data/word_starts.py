@@ -1,10 +1,11 @@
 """Finds the tokens that begin a word, in scripts with and without spaces between words."""
 
 import unicodedata
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from fastenc.text.tokenizers import TokenizerLike
 
 MAX_WORD_TOKENS = 16
 # Blocks of the scripts that put no space between words, and of the punctuation that comes with them.
@@ -43,7 +44,7 @@ class WordStarts:
         breaking classes ID and SA, and Tibetan (UAX #14).
     """
 
-    def __init__(self, tokenizer: Any, is_special: Tensor):
+    def __init__(self, tokenizer: TokenizerLike, is_special: Tensor):
         vocabulary = range(tokenizer.get_vocab_size())
         pieces = [tokenizer.id_to_token(index) or "" for index in vocabulary]
         # Ask the model, not the pieces: many BPE vocabularies hold a piece "##".

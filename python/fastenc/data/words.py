@@ -2,18 +2,21 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import cast
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.columns import Sentence
-from fastenc.text.tokenizers import special_tokens, tokenizer_for_words
+from fastenc.text.tokenizers import TokenizerLike, special_tokens, tokenizer_for_words
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 Tokens = list[tuple[int, int]]  # (index of the word, token id) of each token of a sentence
 
 
 def tokens_of_words(
-    sentences: Sequence[Sentence], path: str, tokenizer: Any, show_progress: bool | None = None
+    sentences: Sequence[Sentence],
+    path: str,
+    tokenizer: TokenizerLike,
+    show_progress: bool | None = None,
 ) -> Iterator[Tokens]:
     """The tokens of each sentence, without special tokens.
 
@@ -29,8 +32,10 @@ def tokens_of_words(
             [each.words for each in batch], is_pretokenized=True, add_special_tokens=False
         )
         for each, encoding in zip(batch, encodings, strict=True):
-            tokens = list(zip(encoding.word_ids, encoding.ids, strict=True))
-            for word in sorted({*range(len(each.words))} - {*encoding.word_ids}):
+            # Without special tokens every token belongs to a word.
+            words = cast(list[int], encoding.word_ids)
+            tokens = list(zip(words, encoding.ids, strict=True))
+            for word in sorted({*range(len(each.words))} - {*words}):
                 tokens.append((word, unknown))
                 vanished.append(f"line {each.lines[word]}: the word {each.words[word]!r}")
             tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order

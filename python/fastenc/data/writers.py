@@ -1,11 +1,10 @@
 """Formats predictions as the lines of a table, or as JSON lines."""
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 
-def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def table_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """A header and the rows, with tabs between cells. Floats have six decimals, lists have commas between items."""
     if rows:
         yield "\t".join(rows[0])
@@ -13,12 +12,12 @@ def table_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "\t".join(map(_cell, row.values()))
 
 
-def json_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def json_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
     """A JSON object for each row."""
     return (json.dumps(row, ensure_ascii=False) for row in rows)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6f}"
     return ",".join(value) if isinstance(value, list) else str(value)

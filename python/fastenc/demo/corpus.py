@@ -57,8 +57,8 @@ def docstrings(folder: Path, max_files: int, seed: int = 0) -> Iterator[Docstrin
 
 def standard_library(max_files: int = 500) -> list[str]:
     """Docstrings of the standard library, duplicates removed."""
-    found = docstrings(Path(sysconfig.get_path("stdlib")), max_files)
-    return list(dict.fromkeys(docstring.text for docstring in found))
+    texts = docstrings(Path(sysconfig.get_path("stdlib")), max_files)
+    return list(dict.fromkeys(docstring.text for docstring in texts))
 
 
 def which_package(
@@ -84,15 +84,15 @@ def which_package(
         spec = PathFinder.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             continue
-        found = 0
+        count = 0
         for text, file in docstrings(Path(spec.submodule_search_locations[0]), max_files, seed):
             line = " ".join(names.sub("…", text).split())[:MAX_CHARACTERS]
             if len(line) >= 40:
                 packages_of.setdefault(line, set()).add(package)
                 if file % 5 == 0:
                     for_testing.add(line)
-                found += 1
-            if found >= max_texts:
+                count += 1
+            if count >= max_texts:
                 break
     pairs = [
         (text, next(iter(of_text))) for text, of_text in packages_of.items() if len(of_text) == 1

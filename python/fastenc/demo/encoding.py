@@ -28,7 +28,7 @@ def run(texts: list[str]) -> dict:
     hugging_face = transformers.AutoModel.from_pretrained(folder).eval()
     patched = fastenc.patch(transformers.AutoModel.from_pretrained(folder).eval())
     native = Encoder.from_pretrained(folder)
-    ids = [encoding.ids[:256] for encoding in native.tokenizer.encode_batch(texts)]
+    ids = [encoding.ids[:256] for encoding in native.own_tokenizer().encode_batch(texts)]
     batches = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
     padded = [_pad(batch) for batch in batches]
     packed = [pack_sequences(batch) for batch in batches]
@@ -45,9 +45,7 @@ def run(texts: list[str]) -> dict:
     }
     with torch.inference_mode():
         truth = providers["Hugging Face"]()
-        differences = {
-            name: (call() - truth).abs().max().item() for name, call in providers.items()
-        }
+        differences = {name: (run() - truth).abs().max().item() for name, run in providers.items()}
         if not max(differences.values()) < 1e-4:
             raise RuntimeError(
                 f"outputs must differ from transformers' by less than 1e-4, got {differences}"
@@ -56,9 +54,9 @@ def run(texts: list[str]) -> dict:
         for _ in range(
             ROUNDS
         ):  # the providers take turns, so that a change of the machine's speed affects all alike
-            for name, call in providers.items():
+            for name, run in providers.items():
                 start = time.perf_counter()
-                call()
+                run()
                 times[name].append(time.perf_counter() - start)
     return {
         "sentences_per_s": {name: len(ids) / statistics.median(t) for name, t in times.items()},

@@ -18,7 +18,7 @@ from fastenc.graphs.recording import (
 )
 from fastenc.graphs.token_buckets import Bucket, bucket_of, cut_to, pad_to
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 from fastenc.packing import PackedBatch
 
 
@@ -94,7 +94,7 @@ class InferenceRunner:
         device: torch.device,
         options: dict,
     ) -> _Recording:
-        precision = _dispatch.autocast_dtype(device.type)
+        precision = dispatch.autocast_dtype(device.type)
         key = (bucket, padded.token_type_ids is None, precision, *sorted(options.items()))
         if key in self._recordings:
             self._recordings.move_to_end(key)
@@ -129,16 +129,16 @@ def compile_inference(
         max_tokens: batches with more tokens, padding included, run without a graph.
         max_graphs: largest number of recordings; the least recently used one is dropped. All share one memory pool.
     Returns: an :class:`InferenceRunner`. On a CPU, which launches no kernels, it calls the model.
-    Raises: ValueError for another kind of model, or a limit below 1. A patched transformers model is not possible,
-        because it reads the sizes of the batch from its mask in every call, which a graph cannot do.
+    Raises: ValueError for another class of model, or a limit below 1. A patched transformers model reads the sizes of
+        the batch from its mask in every call, which a graph cannot do: give ``fastenc.encoder_of(model)``.
     Numerics: those of the model. A matrix product with another number of rows may sum in another order. Deterministic:
         as the model, for the same bucket.
     Memory: the inputs and outputs of each bucket, and the intermediate tensors of the largest one.
     """
     if not isinstance(model, PretrainedModel):
         raise ValueError(
-            f"compile_inference takes fastenc's own models, got {type(model).__name__}: load the checkpoint with "
-            "fastenc.Encoder.from_pretrained or a model of fastenc.models"
+            f"compile_inference takes fastenc's own models, got {type(model).__name__}: give a model of "
+            "fastenc.models, or fastenc.encoder_of(model) of a patched model"
         )
     check_limits(max_tokens=max_tokens, max_graphs=max_graphs)
     device = next(model.parameters()).device

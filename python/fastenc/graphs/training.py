@@ -22,8 +22,8 @@ from fastenc.graphs.recording import (
 )
 from fastenc.graphs.token_buckets import Bucket, at_least, bucket_of, pad_to
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.ops import _dispatch
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops import dispatch
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import PackedBatch
 
 # Padding is computed like real tokens. With eight sizes from a power of two to the next, at most an eighth is padding.
@@ -199,7 +199,7 @@ class RecordedSteps:
         first: bool,
         last: bool,
     ) -> _Recording:
-        precision = _dispatch.autocast_dtype(self._device.type)
+        precision = dispatch.autocast_dtype(self._device.type)
         types = padded["batch"].token_type_ids is None
         rest = [
             (name, value.shape if isinstance(value, Tensor) else value)
@@ -303,7 +303,7 @@ class TrainingRunner:
 
     def _micro_batch(self, arguments: Arguments, factors: Tensor) -> Tensor:
         device = factors.device.type
-        precision = _dispatch.autocast_dtype(device)
+        precision = dispatch.autocast_dtype(device)
         # With its cache, autocast would free cast weights on exit that the graph still reads.
         with torch.autocast(device, precision, precision is not None, cache_enabled=False):
             loss = self.model(**arguments).loss

@@ -1,6 +1,7 @@
 """Reads and writes model folders: config.json and safetensors, on disk or from the hub."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
-from fastenc.models.architectures import ARCHITECTURES, present_config
+from fastenc.models.architectures import ARCHITECTURES, normalize_config
 from fastenc.models.architectures.values import TABLE, TEXT, Rule, check
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -90,7 +91,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no {CONFIG}: give a folder written by save_pretrained"
         ) from None
     check(values, MODEL_RULES, f"{path}: ")
-    return present_config(values)
+    return normalize_config(values)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -158,10 +159,10 @@ def _adapted_config(folder: Path) -> dict[str, Any]:
     """The base model's config.json, with the entries for the head that the adaptation's files have."""
     values = read_config(base_of(folder))
     task = PEFT_TASKS.get(read_adapter_config(folder).get("task_type") or "")
-    kind = ARCHITECTURES.get(values.get("model_type", ""))
-    if task is None or kind is None:
+    architecture = ARCHITECTURES.get(values.get("model_type", ""))
+    if task is None or architecture is None:
         return values
-    held = [kind.class_prefix + (kind.bare_class if task == "Model" else task)]
+    held = [architecture.class_prefix + (architecture.bare_class if task == "Model" else task)]
     ends = (".classifier.weight", ".classifier.out_proj.weight")
     heads = [value for key, value in read_adapter_tensors(folder).items() if key.endswith(ends)]
     if values.get("architectures") != held:  # the base model's entries are for another head
@@ -209,7 +210,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     file_of: dict[str, Path] = {}
     for file in files:
         try:
-            found = load_file(file)
+            of_file = load_file(file)
         except FileNotFoundError:
             raise ValueError(
                 f"the checkpoint is incomplete: {file} is named by {INDEX} but missing"
@@ -218,14 +219,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{file} is corrupt or incomplete ({error}): download or write it again"
             ) from error
-        for name in tensors.keys() & found.keys():
-            if not same(tensors[name], found[name]):
+        for name in tensors.keys() & of_file.keys():
+            if not same(tensors[name], of_file[name]):
                 raise ValueError(
                     f"{name} must have one value, got different ones in {file_of[name]} and {file}: write the "
                     "checkpoint again"
                 )
-        tensors |= found
-        file_of |= dict.fromkeys(found, file)
+        tensors |= of_file
+        file_of |= dict.fromkeys(of_file, file)
     return tensors
 
 
@@ -265,7 +266,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
+def write_config(folder: Path, config: Mapping[str, object]) -> None:
     """Write config.json atomically."""
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))

@@ -29,7 +29,7 @@ class EncoderConfig:
         type_vocab_size: number of rows of the token-type table, 0 for none.
         embedding_size: width of the embeddings; if it differs from hidden_size (ELECTRA), they are projected; 0:
             hidden_size.
-        activation: a key of ``fastenc.nn.layer_spec.ACTIVATIONS``.
+        activation: a key of ``fastenc.ops.activation.ACTIVATIONS``.
         head_dim: width of a head; 0: hidden_size / num_heads.
         pooler: whether the encoder has a pooler, tanh(W x + b) of the first token's vector (BERT, RoBERTa).
         layer_mix: whether the encoder's output is a :class:`fastenc.nn.ScalarMix` of all states instead of the last

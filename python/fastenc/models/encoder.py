@@ -1,7 +1,7 @@
 """The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
@@ -121,10 +122,9 @@ class EncoderLayer(nn.Module):
         state: LayerState,
         inputs: AttentionInputs,
         spec: LayerSpec,
-        dropout: LayerDropout | None = None,
+        dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        dropout = self.dropout() if dropout is None else dropout
         return run_layer(
             LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
         )
@@ -152,36 +152,38 @@ class Encoder(PretrainedModel):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        kind, width = config.architecture, config.hidden_size
-        self.stack = kind.stack(config)
-        biases = kind.biases(config)
+        architecture, width = config.architecture, config.hidden_size
+        self.stack = architecture.stack(config)
+        biases = architecture.biases(config)
         rows = config.max_positions + config.position_offset
         self.embeddings = Embeddings(
             config.vocab_size,
             config.embedding_size,
             width,
-            positions=rows if kind.position_table(config) else 0,
+            positions=rows if architecture.position_table(config) else 0,
             position_offset=config.position_offset,
             token_types=config.type_vocab_size,
-            norm=kind.embedding_norm(config),
+            norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
-            scale=kind.embedding_scale(config),
-            dropout_p=kind.embedding_dropout_p(config),
-            projection=kind.embedding_projection(config),
-            project_first=kind.projects_embeddings_first(config),
+            scale=architecture.embedding_scale(config),
+            dropout_p=architecture.embedding_dropout_p(config),
+            projection=architecture.embedding_projection(config),
+            project_first=architecture.projects_embeddings_first(config),
         )
         norm = self.stack.layers[0].out_norm
-        self.first_norm = make_norm(norm, width, biases.norm) if kind.first_norm(config) else None
+        self.first_norm = (
+            make_norm(norm, width, biases.norm) if architecture.first_norm(config) else None
+        )
         self.layers = nn.ModuleList(
             EncoderLayer(config, self.stack.of_module(i), biases)
-            for i in range(kind.layer_modules(config))
+            for i in range(architecture.layer_modules(config))
         )
-        tables = kind.relative_biases(config)
+        tables = architecture.relative_biases(config)
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets
         self.relative_biases = nn.ModuleList(
             nn.Embedding(buckets, config.num_heads) for _ in range(tables)
         )
-        positions, convolution = kind.position_modules(config), self.stack.convolution
+        positions, convolution = architecture.position_modules(config), self.stack.convolution
         self.relative_positions = nn.Embedding(positions.rows, width) if positions.rows else None
         self.position_norm = (
             make_norm(NormSpec("layer", config.eps), width, True) if positions.norm else None
@@ -193,7 +195,7 @@ class Encoder(PretrainedModel):
         )
         self.pooler = nn.Linear(width, width) if config.pooler else None
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
-        self.final_dropout_p = kind.final_dropout_p(config)
+        self.final_dropout_p = architecture.final_dropout_p(config)
         self.gradient_checkpointing = False
         self.adapted = AdaptationState()
         self.frozen = FrozenWeights()
@@ -245,7 +247,7 @@ class Encoder(PretrainedModel):
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
-        modules = self._stack_modules(self.frozen.current(self))
+        modules = self._stack_modules(self.frozen.current())
         states = run_stack(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input)
         for number, state in enumerate(states):
             if number in wanted:
@@ -337,14 +339,14 @@ class Encoder(PretrainedModel):
         if self.sentence is not None:
             write_settings(folder, self.sentence, self.config, self.mix)
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         if self.sentence is None:
             return {}
         several = self.mix is not None or self.sentence.pooling == "last-four"
         return {"output_hidden_states": True} if several else {}
 
     @staticmethod
-    def similarity(a: Any, b: Any) -> Tensor:
+    def similarity(a: object, b: object) -> Tensor:
         """Cosine similarities of the rows of a and of b, float32 (rows of a, rows of b).
 
         Args: a, b: tensors or arrays, (rows, width) or (width,).
@@ -361,7 +363,7 @@ class Encoder(PretrainedModel):
         """Vectors of texts: :func:`fastenc.models.embedding.encode.encode`."""
         return encode(self, texts, **options)
 
-    def embed_words(self, sentences: Any, **options: Any) -> WordVectors:
+    def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
 
@@ -370,7 +372,7 @@ def _parameters(module: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]
     return (None, None) if module is None else (module.weight, module.bias)
 
 
-def _as_vectors(given: Any) -> Tensor:
+def _as_vectors(given: object) -> Tensor:
     try:
         return torch.atleast_2d(torch.as_tensor(given)).float()
     except (TypeError, ValueError):

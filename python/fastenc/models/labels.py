@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 
 
@@ -21,13 +22,13 @@ def check_names(names: Sequence[str] | None, num_labels: int | None) -> list[str
     return checked
 
 
-def names_to_build(hf_config: dict[str, Any], options: dict[str, Any]) -> None:
+def names_to_build(hf_config: JsonObject, options: dict[str, Any]) -> None:
     """Set ``label_names`` in a constructor's options to the checkpoint's names, unless the options give the labels."""
     if not options.get("num_labels") and not options.get("label_names"):
         options["label_names"] = _stored_names(hf_config) or None
 
 
-def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any]) -> None:
+def check_labels(folder: Path, hf_config: JsonObject, options: dict[str, Any]) -> None:
     """Raise ValueError if the labels in a constructor's options are not those of the folder's head."""
     given = list(options.get("label_names") or [])
     wanted = options.get("num_labels") or len(given)
@@ -41,18 +42,18 @@ def check_labels(folder: Path, hf_config: dict[str, Any], options: dict[str, Any
             f"{folder}: its head has the labels {names}, the data has {given} (look at {odd[0]!r}): {remedy}"
         )
     if wanted != len(names):
-        kind = options.get("problem_type") or "classification"
+        problem_type = options.get("problem_type") or "classification"
         raise ValueError(
-            f"{folder}: its head has {len(names)} outputs, for {names}; {kind} asks for {wanted}: {remedy}"
+            f"{folder}: its head has {len(names)} outputs, for {names}; {problem_type} asks for {wanted}: {remedy}"
         )
 
 
-def _stored_names(hf_config: dict[str, Any]) -> list[str]:
-    stored = hf_config.get("id2label") or {}
+def _stored_names(hf_config: JsonObject) -> list[str]:
+    stored = cast(dict[str, str], hf_config.get("id2label") or {})
     return [stored[key] for key in sorted(stored, key=int)]
 
 
-def config_of(names: Sequence[str]) -> dict[str, Any]:
+def config_of(names: Sequence[str]) -> JsonObject:
     """The entries of config.json that name the classes."""
     return {
         "id2label": {str(index): name for index, name in enumerate(names)},

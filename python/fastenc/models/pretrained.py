@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
@@ -14,7 +15,7 @@ from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.scalar_mix import ScalarMix
-from fastenc.text.tokenizers import load_tokenizer, save_tokenizer
+from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.
@@ -48,7 +49,7 @@ class PretrainedModel(nn.Module):
     optional_parts: ClassVar[
         tuple[str, ...]
     ] = ()  # submodules that a checkpoint of this class may lack
-    tokenizer: Any = None
+    tokenizer: TokenizerLike | None = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
     loss_ignores_padding: bool = False
@@ -56,7 +57,7 @@ class PretrainedModel(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.config = config
-        self.task_options: dict[str, Any] = {}
+        self.task_options: JsonObject = {}
 
     @property
     def positions(self) -> int:
@@ -65,14 +66,20 @@ class PretrainedModel(nn.Module):
         adapted = getattr(encoder, "adapted", None)
         return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
 
+    def own_tokenizer(self) -> TokenizerLike:
+        """The model's tokenizer. Raises: ValueError for a model without one."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "the model must have a tokenizer, got none: load it from a folder with a tokenizer.json"
+            )
+        return self.tokenizer
+
     def head_names(self) -> dict[str, str]:
         """Our name of a parameter or module of the head → its full name in the family's checkpoints."""
         return {}
 
     @classmethod
-    def build(
-        cls: type[Model], config: EncoderConfig, hf_config: dict[str, Any], **options
-    ) -> Model:
+    def build(cls: type[Model], config: EncoderConfig, hf_config: JsonObject, **options) -> Model:
         """A new model as a checkpoint's configuration describes it; ``options`` override the configuration."""
         return cls(config, **options)
 
@@ -112,7 +119,7 @@ class PretrainedModel(nn.Module):
         return model
 
     @classmethod
-    def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
+    def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
         """Raise ValueError for a checkpoint that was fine-tuned for another task."""
         stored = architecture_of(hf_config)
         if {stored, cls.architecture} <= {*FINE_TUNED} and stored != cls.architecture:
@@ -189,9 +196,9 @@ class PretrainedModel(nn.Module):
 
     def _class_name(self) -> str:
         """The name of transformers' class for this model."""
-        kind = self.config.architecture
+        architecture = self.config.architecture
         ours = self.architecture
-        return kind.class_prefix + (kind.bare_class if ours == "Model" else ours)
+        return architecture.class_prefix + (architecture.bare_class if ours == "Model" else ours)
 
     def _tensors(self) -> dict[str, Tensor]:
         """The weights by their names in the family's checkpoints."""
@@ -199,10 +206,10 @@ class PretrainedModel(nn.Module):
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
-        return self.config.architecture.written(tensors, self.config)
+        return self.config.architecture.export_state_dict(tensors, self.config)
 
     @classmethod
-    def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
+    def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
         """Whether a folder with this config.json holds a model of this class with its head."""
         return architecture_of(hf_config) == cls.architecture
 
@@ -212,7 +219,7 @@ class PretrainedModel(nn.Module):
     def write_beside(self, folder: Path) -> None:
         """Write the model's further files."""
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         """The entries of config.json for the head."""
         return {}
 
@@ -225,9 +232,9 @@ class PretrainedModel(nn.Module):
         """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
         module's name), biases 0, norms 1."""
         if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
-            kind = self.config.architecture
-            std = kind.initial_std(self.config, name.rpartition(".")[2])
-            cutoff = kind.initial_cutoff(self.config)
+            architecture = self.config.architecture
+            std = architecture.initial_std(self.config, name.rpartition(".")[2])
+            cutoff = architecture.initial_cutoff(self.config)
             if cutoff is None:
                 nn.init.normal_(module.weight, std=std)
             else:
@@ -242,9 +249,9 @@ class PretrainedModel(nn.Module):
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
-        kind = self.config.architecture
-        prefix = f"{kind.prefix}." if with_prefix and kind.prefix else ""
-        encoder_names = {**kind.names(self.config), "mix": LAYER_MIX}
+        architecture = self.config.architecture
+        prefix = f"{architecture.prefix}." if with_prefix and architecture.prefix else ""
+        encoder_names = {**architecture.names(self.config), "mix": LAYER_MIX}
         head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
         for key in self.state_dict():
@@ -262,17 +269,17 @@ class PretrainedModel(nn.Module):
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
 
-    def _to_canonical(self, found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         """A checkpoint's tensors by our names.
 
         Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
         """
-        kind = self.config.architecture
+        architecture = self.config.architecture
         state, missing = {}, []
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
-            absent = [name for name in theirs if name not in found]
+            absent = [name for name in theirs if name not in tensors]
             # A checkpoint may lack the pooler, the mix of layers and this head.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
             optional = optional or "pooler" in ours or is_mix(ours)
@@ -283,17 +290,17 @@ class PretrainedModel(nn.Module):
             rows, *columns = state[ours].shape
             expected = (rows // len(theirs), *columns)
             for name in theirs:
-                if found[name].shape != expected:
+                if tensors[name].shape != expected:
                     raise ValueError(
-                        f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(found[name].shape)}, but "
+                        f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensors[name].shape)}, but "
                         f"config.json asks for {expected}: do the two files belong together?"
                     )
-                if not found[name].is_floating_point():
+                if not tensors[name].is_floating_point():
                     raise ValueError(
-                        f"{checkpoint.weights_file(folder)}: {name} must be floating point, got {found[name].dtype}: "
+                        f"{checkpoint.weights_file(folder)}: {name} must be floating point, got {tensors[name].dtype}: "
                         "write the checkpoint again, without quantization"
                     )
-            several = [found[name] for name in theirs]
+            several = [tensors[name] for name in theirs]
             state[ours] = torch.cat(several) if len(several) > 1 else several[0]
             read.update(theirs)
         if missing:
@@ -301,10 +308,10 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = _modules_of_encoder(kind.names(self.config))
+        encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
-            for name in sorted({*found} - read)
+            for name in sorted({*tensors} - read)
             if name.startswith(encoder) and not name.endswith(BUFFERS)
         ]
         if unread:
@@ -320,22 +327,26 @@ def is_mix(name: str) -> bool:
     return name.removeprefix("encoder.").startswith("mix.")
 
 
-def another_task(model: type, folder: Path, hf_config: dict[str, Any]) -> ValueError:
+def another_task(model: type, folder: Path, hf_config: JsonObject) -> ValueError:
     """The error for a checkpoint whose head is of another task than the model's."""
     return ValueError(
-        f"{folder} was fine-tuned for another task: it holds {hf_config['architectures'][0]}, this is "
+        f"{folder} was fine-tuned for another task: it holds {_class_names(hf_config)[0]}, this is "
         f"{model.__name__}: load it with the model of its task, or begin from {checkpoint.without_head(folder)}"
     )
 
 
-def architecture_of(hf_config: dict[str, Any]) -> str:
+def architecture_of(hf_config: JsonObject) -> str:
     """The model class that a config.json names, without the family ("ForMaskedLM"); "" if it names none."""
-    names = hf_config.get("architectures") or [""]
-    kind = ARCHITECTURES.get(hf_config.get("model_type", ""))
-    if kind is None:
-        return names[0]
-    name = names[0].removeprefix(kind.class_prefix)
-    return "Model" if name == kind.bare_class else name
+    name = (_class_names(hf_config) or [""])[0]
+    family = ARCHITECTURES.get(str(hf_config.get("model_type", "")))
+    if family is None:
+        return name
+    name = name.removeprefix(family.class_prefix)
+    return "Model" if name == family.bare_class else name
+
+
+def _class_names(hf_config: JsonObject) -> list[str]:
+    return cast(list[str], hf_config.get("architectures") or [])
 
 
 def _by_current_names(
@@ -345,20 +356,20 @@ def _by_current_names(
 
     Raises: ValueError if two of them are the same weight of the model and differ.
     """
-    kind = config.architecture
-    prefix = f"{kind.prefix}." if kind.prefix else ""
-    found: dict[str, Tensor] = {}
+    architecture = config.architecture
+    prefix = f"{architecture.prefix}." if architecture.prefix else ""
+    renamed: dict[str, Tensor] = {}
     stored_as: dict[str, str] = {}
     for stored, tensor in tensors.items():
-        for name, value in kind.renamed(stored.removeprefix(prefix), tensor).items():
-            differs = name in found and not checkpoint.same(found[name], value)
+        for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
+            differs = name in renamed and not checkpoint.same(renamed[name], value)
             if differs and not name.endswith(BUFFERS):
                 raise ValueError(
                     f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
                     "model, got different values: remove one of them"
                 )
-            found[name], stored_as[name] = value, stored
-    return found
+            renamed[name], stored_as[name] = value, stored
+    return renamed
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -366,16 +377,16 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
 
     This comes before the model is built, because building takes long if config.json gives a very large number.
     """
-    kind = config.architecture
-    path = kind.layers_path
+    architecture = config.architecture
+    path = architecture.layers_path
     if path is None:
         return
     layer = re.compile(rf"{re.escape(path)}\.(\d+)\.")
-    found = [int(match[1]) + 1 for match in map(layer.match, tensors) if match]
-    if max(found, default=0) != config.num_layers:
+    depths = [int(match[1]) + 1 for match in map(layer.match, tensors) if match]
+    if max(depths, default=0) != config.num_layers:
         raise ValueError(
-            f"{checkpoint.weights_file(folder)} has {max(found, default=0)} layers, but config.json says "
-            f"{kind.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
+            f"{checkpoint.weights_file(folder)} has {max(depths, default=0)} layers, but config.json says "
+            f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc.nn.evaluation_mode import trains
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 class LowRank(nn.Module):
@@ -94,6 +94,10 @@ class LayerAdaptation(nn.Module):
         self.low_rank = nn.ModuleDict(low_rank or {})
         self.after_attention, self.after_feed_forward = after_attention, after_feed_forward
         self.prefix = None if prefix is None else nn.Parameter(prefix)
+
+    def is_active(self) -> bool:
+        """Whether a call computes the additions."""
+        return True
 
     def to_output(self, name: str, y: Tensor, x: Tensor) -> Tensor:
         """y plus the LoRA addition, if the linear layer has one; y is the layer's output for the input x."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc import ops, packing
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 class MultiheadAttention(nn.MultiheadAttention):

@@ -5,21 +5,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fastenc.nn import weight_copies
 from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
 from fastenc.nn.ways.fused_sublayers import mode_reason
-from fastenc.ops import _dispatch
+from fastenc.ops import dispatch
 
 
 def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights] | None:
     """Copies of the weights that the fused sublayers multiply by, in autocast's dtype.
 
-    One call casts all of them, because on a GPU each separate cast would be a kernel launch.
+    One call casts all of them, because on a GPU each separate cast would be a kernel launch. A copy that the optimiser
+    has written (:mod:`fastenc.nn.weight_copies`) is not made again.
 
     Args: x: the layers' input. layers: the weights of each layer; outside autocast they are not read.
     Returns: for each layer its copies. None outside autocast, if nothing requires a gradient, and if the weights are
         sharded or have different dtypes.
     """
-    dtype = _dispatch.autocast_dtype(x.device.type)
+    dtype = dispatch.autocast_dtype(x.device.type)
     if dtype is None or mode_reason() is not None:
         return None
     layers = list(layers)
@@ -34,17 +36,22 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
     sources: list[Tensor] = []
 
     def cast(*stacked: Tensor) -> Tensor:
+        kept = weight_copies.current(stacked[0], dtype) if len(stacked) == 1 else None
+        if kept is not None:
+            return kept
         rows = [tensor.shape[0] for tensor in stacked]
         copy = stacked[0].new_empty((sum(rows), *stacked[0].shape[1:]), dtype=dtype)
         copies.extend(copy.split(rows))
         sources.extend(stacked)
+        if len(stacked) == 1:
+            weight_copies.keep(stacked[0], copy)
         return copy
 
     with torch.no_grad():
-        found = []
+        cast_layers = []
         for w in layers:
             bias = stack_biases(w.qkv_biases, w.qkv_weights)
-            found.append(
+            cast_layers.append(
                 CastWeights(
                     cast(*w.qkv_weights),
                     None if bias is None else cast(bias),
@@ -53,5 +60,6 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
                     cast(w.down_weight),
                 )
             )
-        torch._foreach_copy_(copies, sources)
-    return found
+        if copies:
+            torch._foreach_copy_(copies, sources)
+    return cast_layers

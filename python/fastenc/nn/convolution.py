@@ -12,7 +12,7 @@ from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_norm import LayerNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import layer_norm
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastenc._base import debug
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, RMSNorm
@@ -119,10 +120,7 @@ class Embeddings(nn.Module):
 
         No position or token type is added. Returns: (rows, hidden_size).
         """
-        tables, x = self._tables(), rows * self.spec.scale
-        if self.spec.project_first:
-            return _normalised(self.spec, tables, _projected(tables, x))
-        return _projected(tables, _normalised(self.spec, tables, x))
+        return normalised_words(self.spec, self._tables(), rows)
 
     def _tables(self) -> EmbeddingTables:
         return EmbeddingTables(
@@ -196,6 +194,14 @@ def _projected(tables: EmbeddingTables, x: Tensor) -> Tensor:
     return x if tables.projection is None else tables.projection(x)
 
 
+def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor) -> Tensor:
+    """Word vectors (rows, width), scaled, normalised and projected: (rows, hidden_size), without dropout."""
+    x = rows * spec.scale
+    if spec.project_first:
+        return _normalised(spec, tables, _projected(tables, x))
+    return _projected(tables, _normalised(spec, tables, x))
+
+
 def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
     return F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
@@ -214,9 +220,8 @@ def make_norm(spec: NormSpec, width: int, bias: bool) -> LayerNorm | RMSNorm:
 
 
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
-    """Raise ValueError for ids outside the table; on CPU tensors only, because a GPU would have to wait."""
-    is_checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not is_checked or not input_ids.numel():
+    """Raise ValueError for ids outside the table, where ``debug.may_read`` allows it."""
+    if not debug.may_read(input_ids) or not input_ids.numel():
         return
     low, high = (int(value) for value in input_ids.aminmax())
     if low < 0 or high >= vocab_size:

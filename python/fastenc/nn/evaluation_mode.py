@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -12,8 +13,18 @@ _no_dropout: ContextVar[bool] = ContextVar(
 )
 
 
+class HasMode(Protocol):
+    """A module's mode: training or evaluation."""
+
+    training: bool
+
+    def eval(self) -> object: ...
+
+    def train(self, mode: bool = True) -> object: ...
+
+
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: HasMode) -> Iterator[None]:
     """Put the model in evaluation mode inside the block, and back in its previous mode afterwards, also on an error."""
     was_training = model.training
     model.eval()

@@ -17,16 +17,16 @@ def features_of(description: Any) -> frozenset[str]:
 
     Args: description: a dataclass.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for each in fields(description):
         if not each.init:  # computed from the other fields
             continue
         value = getattr(description, each.name)
         if is_dataclass(value):
-            found |= features_of(value)
+            names |= features_of(value)
         elif each.default not in (MISSING, value) and not each.metadata.get("size"):
-            found.add(f"{each.name}={value}" if isinstance(value, str) else each.name)
-    return frozenset(found)
+            names.add(f"{each.name}={value}" if isinstance(value, str) else each.name)
+    return frozenset(names)
 
 
 def given_fields(values: Any, ignored: frozenset[str] = frozenset()) -> frozenset[str]:

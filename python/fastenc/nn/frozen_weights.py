@@ -1,16 +1,16 @@
 """Copies of weights, packed or stacked for the kernels once, on the promise that the weights do not change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 
 from fastenc.nn.layer_call import Prepared
-from fastenc.nn.layer_spec import stacked
+from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways.cpu_inference import pack, packing_reason, weights_reason
 
 # Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
@@ -18,6 +18,13 @@ from fastenc.nn.ways.cpu_inference import pack, packing_reason, weights_reason
 _during_call: ContextVar[dict[int, list[Prepared]] | None] = ContextVar(
     "frozen weights of a call", default=None
 )
+
+
+class WeightsOwner(Protocol):
+    """An encoder, or what reads the weights of one."""
+
+    def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]:
+        """(weights, description) of every module that computes layers."""
 
 
 class FrozenWeights(nn.Module):
@@ -31,7 +38,7 @@ class FrozenWeights(nn.Module):
         super().__init__()
         self._layers: list[Prepared] | None = None
 
-    def freeze(self, owner: Any) -> None:
+    def freeze(self, owner: WeightsOwner) -> None:
         self._layers = frozen_layers(owner)
 
     def drop(self) -> None:
@@ -45,8 +52,8 @@ class FrozenWeights(nn.Module):
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             self.drop()
 
-    def current(self, owner: Any) -> list[Prepared] | None:
-        """The frozen layers that this call may use, one for each module of ``owner.layer_weights()``; None: none."""
+    def current(self) -> list[Prepared] | None:
+        """The frozen layers that this call may use, one for each module that computes layers; None: none."""
         self.drop_in_call_with_gradients()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
@@ -54,7 +61,7 @@ class FrozenWeights(nn.Module):
         return self._layers if of_call is None else of_call
 
     @contextmanager
-    def during_call(self, owner: Any, calls: int) -> Iterator[None]:
+    def during_call(self, owner: WeightsOwner, calls: int) -> Iterator[None]:
         """Inside the block, take the weights as frozen, if the encoder is to be called at least twice in it.
 
         A single call would not gain from it, because it packs the weights once anyway.
@@ -91,12 +98,8 @@ class FrozenWeights(nn.Module):
         return FrozenWeights, ()
 
 
-def frozen_layers(owner: Any) -> list[Prepared]:
-    """The packed weights of every layer, or its stacked weights if it does not run on packed ones.
-
-    Args:
-        owner: an object whose ``layer_weights()`` returns (weights, description) of every module that computes layers.
-    """
+def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
+    """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
         return [
             Prepared(stacked=stacked(weights))

@@ -25,15 +25,15 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.prepend import prepend_rows
 from fastenc.ops import (
-    _dispatch,
     attention,
     bias_gelu,
     bias_glu,
     disentangled_attention,
+    dispatch,
     layer_norm,
     rms_norm,
 )
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 
 # The features of a call that single ops compute.
 TAKES = frozenset(
@@ -48,7 +48,7 @@ TAKES = frozenset(
 ROWS_AT_ONCE = 2048
 
 
-def run_single_ops(call: LayerCall) -> LayerState:
+def run_single_ops(layer_call: LayerCall) -> LayerState:
     """One layer of any description, with an adaptation's additions.
 
         post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
@@ -58,12 +58,19 @@ def run_single_ops(call: LayerCall) -> LayerState:
         autocast's dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
     """
-    spec, dropout, added = call.spec, call.dropout, call.adaptation or LayerAdaptation()
-    weights, state = call.prepared.stacked or call.weights, in_autocast_dtype(call.state)
+    spec, dropout, added = (
+        layer_call.spec,
+        layer_call.dropout,
+        layer_call.adaptation or LayerAdaptation(),
+    )
+    weights, state = (
+        layer_call.prepared.stacked or layer_call.weights,
+        in_autocast_dtype(layer_call.state),
+    )
     if torch.compiler.is_compiling():
         _use_floats(spec)
         _use_floats(dropout)
-    attended = _attend(state.x, call.inputs, weights, spec.attention, dropout, added)
+    attended = _attend(state.x, layer_call.inputs, weights, spec.attention, dropout, added)
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
@@ -96,7 +103,7 @@ def _use_floats(description: Any) -> None:
 
 def in_autocast_dtype(state: LayerState) -> LayerState:
     """The state in autocast's dtype, which the linear layers return, or as it is outside autocast."""
-    dtype = _dispatch.autocast_dtype(state.x.device.type)
+    dtype = dispatch.autocast_dtype(state.x.device.type)
     if dtype is None or state.x.dtype == state.residual.dtype == dtype:
         return state
     x = state.x.to(dtype)

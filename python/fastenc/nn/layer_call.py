@@ -26,7 +26,7 @@ DISENTANGLED = frozenset(
 
 
 class PackedWeights(NamedTuple):
-    """A layer's weights, each packed by :func:`fastenc.ops._gemm.pack_weight`."""
+    """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""
 
     qkv: Tensor
     attention_out: Tensor
@@ -69,9 +69,9 @@ class LayerCall(NamedTuple):
 
     def features(self) -> frozenset[str]:
         """The names of everything in this call that a way must know in order to take it."""
-        found = self.spec.features | given_fields(self.inputs, DERIVED_INPUTS)
+        used = self.spec.features | given_fields(self.inputs, DERIVED_INPUTS)
         if self.weights._field_defaults:
-            found |= given_fields(self.weights)
+            used |= given_fields(self.weights)
         if self.dropout is not NO_DROPOUT:
-            found |= {f"{name}_dropout" for name in self.dropout.probabilities()}
-        return found if self.adaptation is None else found | {"adaptation"}
+            used |= {f"{name}_dropout" for name in self.dropout.probabilities()}
+        return used if self.adaptation is None else used | {"adaptation"}

@@ -16,20 +16,8 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.features import features_of, size
-from fastenc.ops import _checks
-from fastenc.ops._attention_blocks import AttentionBlocks
-
-# Name of an activation in a configuration → its name in the kernels.
-ACTIVATIONS: dict[str, str] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+from fastenc.ops import checks
+from fastenc.ops.attention_blocks import AttentionBlocks
 
 
 @dataclass(frozen=True)
@@ -117,6 +105,11 @@ class LayerWeights(NamedTuple):
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
 
+    def of_linear(self, name: str) -> tuple[Tensor, ...]:
+        """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
+        several = {"qkv": self.qkv_weights, "up": self.up_weights}
+        return several[name] if name in several else (getattr(self, f"{name}_weight"),)
+
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
         several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
@@ -165,7 +158,7 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
     if all(dropout is NO_DROPOUT or not dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
-    states = _checks.draw_rng_states(device, 3 * len(dropouts))
+    states = checks.draw_rng_states(device, 3 * len(dropouts))
     return [
         dropout._replace(rng_states=states[3 * i : 3 * i + 3]) for i, dropout in enumerate(dropouts)
     ]
@@ -188,7 +181,7 @@ class AttentionInputs(NamedTuple):
         relative_bias: (num_heads, 2 R + 1), or None.
         relative_positions: for disentangled attention, or None.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
-        blocks: tables from :func:`fastenc.ops._attention_blocks.attention_blocks`, or None.
+        blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
     """
 
     cu_seqlens: Tensor

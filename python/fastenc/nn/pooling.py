@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastenc._base import debug
 from fastenc.ops import segment_pool
 from fastenc.ops.segment_pool import MODES
 
@@ -25,9 +26,7 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     """
     if pooling not in MODES:
         raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
-    # Checked on CPU tensors only, because a GPU would have to wait.
-    is_checked = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
-    if is_checked and bool((cu_seqlens.diff() == 0).any()):
+    if debug.may_read(cu_seqlens) and bool((cu_seqlens.diff() == 0).any()):
         raise ValueError(
             "an empty sequence has nothing to pool, got one at index "
             f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"

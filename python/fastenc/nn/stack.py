@@ -26,8 +26,8 @@ from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
 from fastenc.nn.relative_positions import PositionTable, RelativePositionSpec, relative_positions
 from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows
 from fastenc.nn.ways import unsupported_reasons
-from fastenc.ops._attention_blocks import attention_blocks
 from fastenc.ops.attention import sequence_bounds
+from fastenc.ops.attention_blocks import attention_blocks
 
 # Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
 VisitInput = Callable[[int, Tensor, AttentionInputs], None]
@@ -159,13 +159,15 @@ def run_stack(
         of_layer, layer = inputs(number), modules.layers[index]
         if visit_input is not None:
             visit_input(number, state.x, of_layer)
-        call = (state, of_layer, layer_spec, dropouts[number])
+        arguments = (state, of_layer, layer_spec, dropouts[number])
         if recomputed[index]:
-            state = checkpoint(layer, *call, use_reentrant=False)
+            state = checkpoint(layer, *arguments, use_reentrant=False)
         elif modules.frozen is not None:
-            state = layer(*call, modules.frozen[index])
+            state = layer(*arguments, modules.frozen[index])
         else:
-            state = layer(*call, NOT_PREPARED if casts is None else Prepared(cast=casts[index]))
+            state = layer(
+                *arguments, NOT_PREPARED if casts is None else Prepared(cast=casts[index])
+            )
         if number == 0 and spec.convolution is not None and modules.convolution is not None:
             added = convolve(x, cu_seqlens, spec.convolution, modules.convolution, state.x)
             state = LayerState(added, added)
@@ -217,11 +219,11 @@ def ways_of_layers(
     length = min(32, spec.max_positions)
     offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
     inputs = attention_inputs(x, offsets, length, spec, modules)
-    found = []
+    ways = []
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
         layer = modules.layers[index]
         arguments = (LayerState(x, x), inputs(number), layer.weights(), layer_spec)
-        found.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
-    return found
+        ways.append(unsupported_reasons(LayerCall(*arguments, layer.dropout(), layer.adapted())))
+    return ways

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fastenc.data import doc_sentence_blocks, full_sentence_blocks, segment_pairs
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.packing import ModelArguments
 
 PACKINGS: dict[str, Callable[..., list[Any]]] = {
     "full-sentences": full_sentence_blocks,
@@ -22,7 +23,7 @@ class Collator(Protocol):
     (:func:`fastenc.objectives.loss_terms.count_items`).
     """
 
-    def __call__(self, examples: Sequence[Any], step: int, /) -> dict[str, Any]:
+    def __call__(self, examples: Sequence[Any], step: int, /) -> ModelArguments:
         """The model's arguments, by name.
 
         Args:
@@ -30,9 +31,9 @@ class Collator(Protocol):
         """
 
 
-def token_ids(example: Any) -> Sequence[int]:
+def token_ids(example: object) -> Sequence[int]:
     """The token ids of an example: a block is a sequence of ids, other examples have a field ``ids``."""
-    return getattr(example, "ids", example)
+    return cast(Sequence[int], getattr(example, "ids", example))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops import linear_kl_divergence
-from fastenc.ops._labelled import IGNORED
-from fastenc.packing import PackedBatch
+from fastenc.ops.labelled import IGNORED
+from fastenc.packing import ModelArguments, PackedBatch
 
 TEMPERATURE = 2.0
 MASKED_WEIGHT, KL_WEIGHT, COSINE_WEIGHT = 2.0, 5.0, 1.0
@@ -20,7 +20,7 @@ MASKED_WEIGHT, KL_WEIGHT, COSINE_WEIGHT = 2.0, 5.0, 1.0
 class DistillationCollator(MlmCollator):
     """``MlmCollator`` that also counts the items of each term of the distillation loss."""
 
-    def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
         """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         labelled = arguments["max_labels"]
         return {"mlm": labelled, "kl": labelled, "cosine": arguments["batch"].total_tokens}

@@ -13,13 +13,14 @@ from fastenc._base.seeds import derive_seed
 from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import ACTIVATIONS
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import IGNORED
-from fastenc.packing import PackedBatch
+from fastenc.ops.activation import ACTIVATIONS
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import IGNORED
+from fastenc.packing import ModelArguments, PackedBatch
+from fastenc.text.tokenizers import TokenizerLike
 
 DETECTION_WEIGHT = 50.0
 GENERATOR_SIZE = 0.25
@@ -46,7 +47,7 @@ class ElectraCollator:
             )
         self.mlm_collator = mlm_collator
 
-    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> ModelArguments:
         """The model's arguments.
 
         Returns: {"batch" and "labels" as ``MlmCollator`` makes them,
@@ -60,7 +61,7 @@ class ElectraCollator:
         samples = torch.rand(labelled, generator=generator, dtype=torch.float64)
         return {**masked, "uniform_samples": samples}
 
-    def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
         """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {
             "mlm": len(arguments["uniform_samples"]),
@@ -245,13 +246,13 @@ def sample_tokens(
         probabilities = torch.softmax(linear(hidden_rows, weight, bias).float(), dim=1)
         cumulative = probabilities.cumsum(1, dtype=torch.float64)
         thresholds = samples[:, None] * cumulative[:, -1:]
-        found = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
-        tokens.append(found.clamp(max=weight.shape[0] - 1))
+        sampled = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1)
+        tokens.append(sampled.clamp(max=weight.shape[0] - 1))
     return torch.cat(tokens)
 
 
 def _collator(
-    tokenizer: Any,
+    tokenizer: TokenizerLike,
     blocks: Sequence[Sequence[int]],
     seed: int,
     *,

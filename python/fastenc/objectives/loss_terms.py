@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fastenc.models import LossTerm, ModelOutput
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
+from fastenc.packing import ModelArguments
 
 
 def loss_terms(output: ModelOutput) -> dict[str, LossTerm]:
@@ -26,7 +27,7 @@ def weighted_sum(terms: dict[str, LossTerm]) -> Tensor:
     return torch.stack([term.weight * term.mean for term in terms.values()]).sum()
 
 
-def count_items(collate: Any, arguments: dict[str, Any]) -> dict[str, int]:
+def count_items(collate: Any, arguments: ModelArguments) -> dict[str, int]:
     """The number of items that each term is a mean over, counted on the host.
 
     Args:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +10,9 @@ from fastenc._base.seeds import derive_seed
 from fastenc.data.word_starts import WordStarts
 from fastenc.models import MaskedLM
 from fastenc.objectives.base import Objective
-from fastenc.ops._labelled import IGNORED
-from fastenc.packing import PackedBatch, pack_sequences
-from fastenc.text.tokenizers import special_tokens
+from fastenc.ops.labelled import IGNORED
+from fastenc.packing import ModelArguments, PackedBatch, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike, special_tokens
 
 REPLACEMENTS = ("uniform", "unigram")
 
@@ -46,7 +45,7 @@ class MlmCollator:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: TokenizerLike,
         *,
         probability: float = 0.15,
         replacement: str = "uniform",
@@ -74,7 +73,7 @@ class MlmCollator:
         )  # its last value is exactly 1, above every sample
         self.word_starts = WordStarts(tokenizer, self.is_special) if whole_word else None
 
-    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> ModelArguments:
         """The model's arguments.
 
         Returns: {"batch": PackedBatch of corrupted ids,
@@ -83,7 +82,7 @@ class MlmCollator:
         """
         return self.mask(pack_sequences(sequences), step)
 
-    def mask(self, batch: PackedBatch, step: int) -> dict[str, Any]:
+    def mask(self, batch: PackedBatch, step: int) -> ModelArguments:
         """Like ``__call__``, but for a batch that is already packed."""
         if self.static:
             sequences = batch.input_ids.split(batch.cu_seqlens.diff().tolist())
@@ -132,7 +131,9 @@ class MlmCollator:
         return torch.where(selected & becomes_random, random_ids, corrupted)
 
 
-def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor | None) -> Tensor:
+def replacement_weights(
+    tokenizer: TokenizerLike, replacement: str, unigram_counts: Tensor | None
+) -> Tensor:
     """The unnormalised distribution of random tokens: float64 (vocabulary,), 0 for special tokens.
 
     Args:
@@ -164,7 +165,7 @@ def replacement_weights(tokenizer: Any, replacement: str, unigram_counts: Tensor
     return weights
 
 
-def special_mask(tokenizer: Any) -> Tensor:
+def special_mask(tokenizer: TokenizerLike) -> Tensor:
     """Whether each token id is a special token: bool (vocabulary,).
 
     Raises: ValueError if the vocabulary has special tokens only.

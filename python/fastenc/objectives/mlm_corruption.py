@@ -1,7 +1,6 @@
 """The corruption of masked language modelling, computed on the device on which the tokens are."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from fastenc._base.seeds import derive_seed
 from fastenc.objectives.mlm import replacement_weights, special_mask
 from fastenc.ops import mlm_corruption
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import special_tokens
+from fastenc.text.tokenizers import TokenizerLike, special_tokens
 
 
 class MlmCorruption(nn.Module):
@@ -36,7 +35,7 @@ class MlmCorruption(nn.Module):
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: TokenizerLike,
         *,
         probability: float = 0.15,
         replacement: str = "uniform",

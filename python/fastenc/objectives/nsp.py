@@ -18,7 +18,7 @@ from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.packing import ModelArguments, PackedBatch, pack_sequences
 
 NEGATIVES = ("random", "swapped")
 # Number of segments among which a negative is searched. With blocks of 512 tokens, about four of them have each length.
@@ -53,7 +53,7 @@ class PairCollator:
         self.mlm_collator = mlm_collator
         self.others = OtherSegments(pairs) if negatives == "random" else None
 
-    def __call__(self, pairs: Sequence[SegmentPair], step: int) -> dict[str, Any]:
+    def __call__(self, pairs: Sequence[SegmentPair], step: int) -> ModelArguments:
         """The model's arguments.
 
         Returns: {"batch", "labels" and "max_labels" as ``MlmCollator`` makes them,
@@ -76,7 +76,7 @@ class PairCollator:
         masked = self.mlm_collator.mask(pack_sequences(sequences, types), step)
         return {**masked, "pair_labels": torch.tensor(labels)}
 
-    def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
         """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {"mlm": arguments["max_labels"], "pair": len(arguments["pair_labels"])}
 

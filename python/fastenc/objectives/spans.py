@@ -20,9 +20,10 @@ from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import IGNORED
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import IGNORED
+from fastenc.packing import ModelArguments, PackedBatch, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
 # The boundary objective predicts the first 20 tokens of a span. Its position embeddings have the width 200.
@@ -67,7 +68,7 @@ class SpanCollator:
         weights = [(1 - GEOMETRIC_P) ** words for words in range(max_words)]
         self._cumulative = [total / sum(weights) for total in accumulate(weights)]
 
-    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> dict[str, Any]:
+    def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> ModelArguments:
         """The model's arguments.
 
         Returns: {"batch", "labels" and "max_labels" as ``MlmCollator`` makes them,
@@ -117,7 +118,7 @@ class SpanCollator:
             "spans": torch.tensor(rows, dtype=torch.int64).view(-1, 4),
         }
 
-    def items(self, arguments: dict[str, Any]) -> dict[str, int]:
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
         """Number of items that each term is a mean over, see :func:`fastenc.objectives.loss_terms.count_items`."""
         return {"mlm": arguments["max_labels"], "sbo": len(arguments["spans"])}
 
@@ -262,7 +263,7 @@ class SpanMaskedLM(MaskedLM):
 
 
 def _collator(
-    tokenizer: Any, blocks: Sequence[Sequence[int]], seed: int, **masking: Any
+    tokenizer: TokenizerLike, blocks: Sequence[Sequence[int]], seed: int, **masking: Any
 ) -> SpanCollator:
     collator = SpanCollator(MlmCollator(tokenizer, seed=seed, **{**masking, "whole_word": True}))
     sample = range(0, len(blocks), max(1, len(blocks) // SAMPLE))

@@ -13,6 +13,7 @@ from fastenc.ops.disentangled_attention import disentangled_attention
 from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
 from fastenc.ops.head_statistics import head_statistics
 from fastenc.ops.layer_norm import layer_norm, rms_norm
+from fastenc.ops.linear_gelu import linear_gelu
 from fastenc.ops.linear_kl_divergence import linear_kl_divergence
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
@@ -34,6 +35,7 @@ __all__ = [
     "embedding_layer_norm",
     "head_statistics",
     "layer_norm",
+    "linear_gelu",
     "linear_kl_divergence",
     "linear_masked_cross_entropy",
     "masked_cross_entropy",

@@ -19,7 +19,7 @@ def cudnn_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    call: AttentionCall,
+    attention_call: AttentionCall,
     return_lse: bool,
 ) -> Tensor:
     """Attention of q, k and v (total_tokens, num_heads, head_dim), in float16 or bfloat16; differentiable.
@@ -28,13 +28,20 @@ def cudnn_attention(
     Raises: ValueError saying why cuDNN cannot take the call.
     """
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    given = ["window_size"] * ((call.window_left, call.window_right) != (-1, -1))
-    given += [name for name in NOT_TAKEN if getattr(call, name) is not None]
+    given = ["window_size"] * (
+        (attention_call.window_left, attention_call.window_right) != (-1, -1)
+    )
+    given += [name for name in NOT_TAKEN if getattr(attention_call, name) is not None]
     given += ["return_lse"] * return_lse
-    reason = _unsupported_reason(q, call.max_seqlen_q, wants_grad, given)
+    reason = _unsupported_reason(q, attention_call.max_seqlen_q, wants_grad, given)
     if reason is not None:
         raise ValueError(f"attention: impl='cudnn' cannot take this call: {reason}")
-    numbers = (call.cu_seqlens_q, call.max_seqlen_q, call.dropout_p, call.scale)
+    numbers = (
+        attention_call.cu_seqlens_q,
+        attention_call.max_seqlen_q,
+        attention_call.dropout_p,
+        attention_call.scale,
+    )
     return _CudnnAttention.apply(q, k, v, *numbers, wants_grad)
 
 

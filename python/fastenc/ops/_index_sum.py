@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops._library import define, library
+from fastenc.ops.library import define, library
 
 # Largest number of rows of a result. The GPU kernel multiplies by a one-hot matrix, whose cost grows with the rows; the
 # cost of sorting (add_sorted) does not.

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attention_call
-from fastenc.ops import _checks
-from fastenc.ops._attention_blocks import AttentionBlocks, check_blocks
+from fastenc.ops import checks
 from fastenc.ops._cudnn_attention import cudnn_attention
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import (
+from fastenc.ops.attention_blocks import AttentionBlocks, check_blocks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import (
     FARTHEST,
     LENGTHS,
     LONG_LENGTHS,
@@ -70,7 +70,7 @@ def attention(
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence. On a GPU neither max_seqlen nor the offsets are checked,
             because that would wait for the device. If max_seqlen is too small, or the offsets end before the last
-            token, the remaining rows are undefined. With TRITON_DEBUG=1 the kernels assert both.
+            token, the remaining rows are undefined. FASTENC_DEBUG=1 checks both.
         dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
             positive: pass 0 in evaluation.
         softmax_scale: head_dim ** -0.5 if None.
@@ -84,7 +84,7 @@ def attention(
             rotated by it.
         bounds: int32 (2, total_tokens), the result of :func:`sequence_bounds`, which several calls over the same
             sequences can share. None: computed in the call if a kernel needs it.
-        blocks: the result of :func:`fastenc.ops._attention_blocks.attention_blocks`, which several calls over the same
+        blocks: the result of :func:`fastenc.ops.attention_blocks.attention_blocks`, which several calls over the same
             sequences can share. With it, a GPU starts programs only for blocks that exist, and runs short sequences
             in the kernel for short sequences even if the batch has a long one. None: the grid is sized for the longest
             sequence.
@@ -114,10 +114,10 @@ def attention(
             "attention: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
             f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
         )
-    _checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
+    checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
-    _checks.check_window("attention", window_size)
-    call = self_attention_call(
+    checks.check_window("attention", window_size)
+    attention_call = self_attention_call(
         cu_seqlens,
         max_seqlen,
         scale=qkv.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
@@ -133,8 +133,10 @@ def attention(
     )
     if blocks is not None:
         check_blocks("attention", blocks, qkv)
-        call = call._replace(all_blocks=blocks.all_blocks, long_blocks=blocks.long_blocks)
-    return _attend("attention", (qkv,), call, return_lse, impl)
+        attention_call = attention_call._replace(
+            all_blocks=blocks.all_blocks, long_blocks=blocks.long_blocks
+        )
+    return _attend("attention", (qkv,), attention_call, return_lse, impl)
 
 
 def cross_attention(
@@ -184,9 +186,9 @@ def cross_attention(
                 f"cross_attention: {name} must have shape (total_k, {q.shape[1]}, {q.shape[2]}) and dtype "
                 f"{q.dtype}, as q and the other of k and v, got {value.dtype} of shape {tuple(value.shape)}"
             )
-        _checks.check_device("cross_attention", name, value, q)
-    _checks.check_device("cross_attention", "cu_seqlens_q", cu_seqlens_q, q)
-    _checks.check_device("cross_attention", "cu_seqlens_k", cu_seqlens_k, q)
+        checks.check_device("cross_attention", name, value, q)
+    checks.check_device("cross_attention", "cu_seqlens_q", cu_seqlens_q, q)
+    checks.check_device("cross_attention", "cu_seqlens_k", cu_seqlens_k, q)
     check_cu_seqlens(cu_seqlens_q, q.shape[0], max_seqlen_q, "_q")
     check_cu_seqlens(cu_seqlens_k, k.shape[0], max_seqlen_k, "_k")
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
@@ -194,8 +196,8 @@ def cross_attention(
             "cross_attention: cu_seqlens_q and cu_seqlens_k must have one entry for each sequence, got "
             f"{cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}: give a sequence without keys length 0"
         )
-    _checks.check_window("cross_attention", window_size)
-    call = self_attention_call(
+    checks.check_window("cross_attention", window_size)
+    attention_call = self_attention_call(
         cu_seqlens_q,
         max_seqlen_q,
         scale=q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale,
@@ -208,25 +210,25 @@ def cross_attention(
         window_left=window_size[0],
         window_right=window_size[1],
     )
-    return _attend("cross_attention", (q, k, v), call, return_lse, impl)
+    return _attend("cross_attention", (q, k, v), attention_call, return_lse, impl)
 
 
 def _attend(
     op: str,
     qkv: tuple[Tensor, ...],  # one tensor that holds all three, or three
-    call: AttentionCall,
+    attention_call: AttentionCall,
     return_lse: bool,
     impl: str,
 ) -> Any:
     q, k, v = _split(qkv)
     heads, head_dim = q.shape[1:]
-    _checks.check_dropout(op, call.dropout_p)
-    _checks.check_relative_bias(op, call.relative_bias, q)
-    _check_biases(op, call.alibi_slopes, call.key_bias, heads, k)
-    if call.rotary is not None:
-        check_table(op, "rotary", call.rotary, q, call.max_seqlen_q)
-    if call.bounds is not None:
-        _check_bounds(op, call.bounds, q)
+    checks.check_dropout(op, attention_call.dropout_p)
+    checks.check_relative_bias(op, attention_call.relative_bias, q)
+    _check_biases(op, attention_call.alibi_slopes, attention_call.key_bias, heads, k)
+    if attention_call.rotary is not None:
+        check_table(op, "rotary", attention_call.rotary, q, attention_call.max_seqlen_q)
+    if attention_call.bounds is not None:
+        _check_bounds(op, attention_call.bounds, q)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -241,44 +243,58 @@ def _attend(
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "cudnn":
-        return cudnn_attention(q, k, v, call, return_lse)
-    call = call._replace(rng_state=_checks.mask_rng_state(op, call.rng_state, call.dropout_p, q))
+        return cudnn_attention(q, k, v, attention_call, return_lse)
+    attention_call = attention_call._replace(
+        rng_state=checks.mask_rng_state(op, attention_call.rng_state, attention_call.dropout_p, q)
+    )
     if chosen == "reference":
-        out, lse = _reference(q, k, v, call)
+        out, lse = _reference(q, k, v, attention_call)
         return (out, lse) if return_lse else out
     alibi_slopes, relative_bias, key_bias = (
         x if x is None else x.float()
-        for x in (call.alibi_slopes, call.relative_bias, call.key_bias)
+        for x in (
+            attention_call.alibi_slopes,
+            attention_call.relative_bias,
+            attention_call.key_bias,
+        )
     )
-    call = call._replace(alibi_slopes=alibi_slopes, relative_bias=relative_bias, key_bias=key_bias)
+    attention_call = attention_call._replace(
+        alibi_slopes=alibi_slopes, relative_bias=relative_bias, key_bias=key_bias
+    )
     wants_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
     )
     if wants_grad:
-        out, lse = _Attention.apply(*call, *qkv)
+        out, lse = _Attention.apply(*attention_call, *qkv)
     else:
-        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *call)
+        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *attention_call)
     return (out, lse) if return_lse else out
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor]:
-    if call.rotary is not None:
-        q, k = (rotate_reference(x, call.rotary, call.cu_seqlens_q) for x in (q, k))
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, attention_call: AttentionCall
+) -> tuple[Tensor, Tensor]:
+    if attention_call.rotary is not None:
+        q, k = (
+            rotate_reference(x, attention_call.rotary, attention_call.cu_seqlens_q) for x in (q, k)
+        )
     return reference.attention(
         q,
         k,
         v,
-        call.cu_seqlens_q,
-        call.cu_seqlens_q if call.cu_seqlens_k is None else call.cu_seqlens_k,
-        call.max_seqlen_q,
-        call.max_seqlen_k,
-        dropout_p=call.dropout_p,
-        rng_state=call.rng_state,
-        softmax_scale=call.scale,
-        window_size=(call.window_left, call.window_right),
-        alibi_slopes=call.alibi_slopes,
-        relative_bias=call.relative_bias,
-        key_bias=call.key_bias,
+        attention_call.cu_seqlens_q,
+        attention_call.cu_seqlens_q
+        if attention_call.cu_seqlens_k is None
+        else attention_call.cu_seqlens_k,
+        attention_call.max_seqlen_q,
+        attention_call.max_seqlen_k,
+        dropout_p=attention_call.dropout_p,
+        rng_state=attention_call.rng_state,
+        softmax_scale=attention_call.scale,
+        window_size=(attention_call.window_left, attention_call.window_right),
+        alibi_slopes=attention_call.alibi_slopes,
+        relative_bias=attention_call.relative_bias,
+        key_bias=attention_call.key_bias,
     )
 
 
@@ -299,7 +315,7 @@ def _check_bounds(op: str, bounds: Tensor, q: Tensor) -> None:
             f"{op}: bounds must be int32 of shape (2, {q.shape[0]}), got {bounds.dtype} of shape "
             f"{tuple(bounds.shape)}: make them with sequence_bounds"
         )
-    _checks.check_device(op, "bounds", bounds, q)
+    checks.check_device(op, "bounds", bounds, q)
 
 
 def _check_biases(
@@ -317,7 +333,7 @@ def _check_biases(
                 f"{op}: {name} must be floating point of shape {shape}, got {value.dtype} of shape "
                 f"{tuple(value.shape)}"
             )
-        _checks.check_device(op, name, value, k)
+        checks.check_device(op, name, value, k)
         if value.requires_grad:
             raise ValueError(
                 f"{op}: {name} is not differentiable, got a tensor that requires a gradient: detach it"
@@ -346,11 +362,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        call, qkv = AttentionCall(*arguments[:FIELDS]), arguments[FIELDS:]
-        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *call)
+        attention_call, qkv = AttentionCall(*arguments[:FIELDS]), arguments[FIELDS:]
+        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *attention_call)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(out, lse, *call.tensors(), *qkv)
-        ctx.call = call.without_tensors()
+        ctx.save_for_backward(out, lse, *attention_call.tensors(), *qkv)
+        ctx.attention_call = attention_call.without_tensors()
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -358,7 +374,7 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
-        call, qkv = ctx.call.with_tensors(rest[:TENSORS]), rest[TENSORS:]
+        attention_call, qkv = ctx.attention_call.with_tensors(rest[:TENSORS]), rest[TENSORS:]
         wants_relative_bias = ctx.needs_input_grad[RELATIVE_BIAS]
         *grads, drelative_bias, _ = torch.ops.fastenc.attention_bwd(
             torch.zeros_like(out) if dout is None else dout,
@@ -366,7 +382,7 @@ class _Attention(torch.autograd.Function):
             out,
             lse,
             *_split(qkv),
-            *call,
+            *attention_call,
             len(qkv) == 1,
             wants_relative_bias,
             False,
@@ -390,7 +406,7 @@ _CALL = (
 )
 
 
-def _fake_forward(q, *call):
+def _fake_forward(q, *attention_call):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_gelu as reference
 
 declare("bias_gelu", "cpp", "triton")
@@ -38,8 +38,8 @@ def bias_gelu(
     Deterministic: yes. Differentiable: x, bias.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.
     """
-    _checks.check_floating("bias_gelu", x)
-    _checks.check_vector("bias_gelu", "bias", bias, x)
+    checks.check_floating("bias_gelu", x)
+    checks.check_vector("bias_gelu", "bias", bias, x)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"bias_gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
     differentiable = torch.is_grad_enabled() and (

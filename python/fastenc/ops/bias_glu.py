@@ -4,16 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case
+from fastenc.ops import checks
+from fastenc.ops.activation import GATED, NUMBERS
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_glu as reference
 
 declare("bias_glu", "cpp", "triton")
-
-# Numbered as in csrc/activation.h and kernels/activation.py.
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu")
 
 
 def bias_glu(
@@ -39,18 +37,18 @@ def bias_glu(
     Deterministic: yes. Differentiable: x, bias.
     Source: Shazeer 2020, arXiv:2002.05202.
     """
-    _checks.check_floating("bias_glu", x)
+    checks.check_floating("bias_glu", x)
     if x.shape[-1] % 2:
         raise ValueError(
             f"bias_glu: the last dimension of x must be even, because it has two halves, got {x.shape[-1]}: "
             "stack the weights of gate and value into one"
         )
-    _checks.check_vector("bias_glu", "bias", bias, x)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"bias_glu: activation must be one of {ACTIVATIONS}, got {activation!r}")
+    checks.check_vector("bias_glu", "bias", bias, x)
+    if activation not in GATED:
+        raise ValueError(f"bias_glu: activation must be one of {GATED}, got {activation!r}")
     if choose("bias_glu", impl, x) == "reference":
         return reference.bias_glu(x, bias, activation=activation)
-    number = ACTIVATIONS.index(activation)
+    number = NUMBERS[activation]
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return _BiasGlu.apply(x, bias, number)
     return torch.ops.fastenc.bias_glu_fwd(x, bias, number)

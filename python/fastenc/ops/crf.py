@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case, offsets, widened
+from fastenc._base import debug
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case, offsets, widened
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import crf as reference
 
@@ -168,19 +169,19 @@ def _check(emissions, cu_seqlens, start, end, transitions, seqused=None) -> None
             "crf: emissions must be floating point of shape (total_tokens, num_tags), "
             f"got {emissions.dtype} of shape {tuple(emissions.shape)}: pack the sequences first"
         )
-    _checks.check_device("crf", "cu_seqlens", cu_seqlens, emissions)
+    checks.check_device("crf", "cu_seqlens", cu_seqlens, emissions)
     check_cu_seqlens(cu_seqlens, emissions.shape[0], emissions.shape[0])
     if seqused is not None:
         _check_used(seqused, cu_seqlens)
     for name, value in (("start", start), ("end", end)):
-        _checks.check_vector("crf", name, value, emissions)
+        checks.check_vector("crf", name, value, emissions)
     num_tags = emissions.shape[1]
     if transitions.shape != (num_tags, num_tags):
         raise ValueError(
             f"crf: transitions must have shape ({num_tags}, {num_tags}), one row and column a tag, "
             f"got {tuple(transitions.shape)}"
         )
-    _checks.check_parameter("crf", "transitions", transitions, emissions)
+    checks.check_parameter("crf", "transitions", transitions, emissions)
 
 
 def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
@@ -189,8 +190,8 @@ def _check_used(seqused: Tensor, cu_seqlens: Tensor) -> None:
             f"crf: seqused must be int32 of shape ({cu_seqlens.shape[0] - 1},), one number a sequence, "
             f"got {seqused.dtype} of shape {tuple(seqused.shape)}"
         )
-    _checks.check_device("crf", "seqused", seqused, cu_seqlens)
-    if seqused.device.type != "cpu" or torch.compiler.is_compiling():
+    checks.check_device("crf", "seqused", seqused, cu_seqlens)
+    if not debug.may_read(seqused):
         return
     offsets = cu_seqlens.tolist()
     lengths, used = list(map(sub, offsets[1:], offsets)), seqused.tolist()
@@ -210,13 +211,14 @@ def _check_tags(
         raise ValueError(
             f"crf: tags must be int64 of shape ({tokens},), one a token, got {tags.dtype} of shape {tuple(tags.shape)}"
         )
-    _checks.check_device("crf", "tags", tags, emissions)
-    # On a GPU reading the values would wait for the device.
-    if tags.device.type != "cpu" or not tokens or torch.compiler.is_compiling():
+    checks.check_device("crf", "tags", tags, emissions)
+    if not debug.may_read(tags) or not tokens:
         return
     low, high = (int(value) for value in tags.aminmax())
     if (low < 0 or high >= num_tags) and seqused is not None:  # unused tokens may have any tag
-        position = torch.arange(tokens) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
+        position = torch.arange(tokens, device=tags.device) - cu_seqlens[:-1].repeat_interleave(
+            cu_seqlens.diff()
+        )
         used = tags[position < seqused.repeat_interleave(cu_seqlens.diff())]
         low, high = (int(value) for value in used.aminmax()) if used.numel() else (0, 0)
     if low < 0 or high >= num_tags:

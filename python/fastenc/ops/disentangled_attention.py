@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import LONG_LENGTHS, normal, numerics_case, offsets
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import LONG_LENGTHS, normal, numerics_case, offsets
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import disentangled_attention as reference
 
@@ -61,15 +61,15 @@ def disentangled_attention(
             f"{OP}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
             f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
         )
-    _checks.check_device(OP, "cu_seqlens", cu_seqlens, qkv)
+    checks.check_device(OP, "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
-    _checks.check_dropout(OP, dropout_p)
+    checks.check_dropout(OP, dropout_p)
     rows = _check_tables(qkv, position_keys, position_queries)
     _check_slots(slots, qkv, rows)
     if softmax_scale is None:
         terms = 1 + (position_keys is not None) + (position_queries is not None)
         softmax_scale = (qkv.shape[3] * terms) ** -0.5
-    rng_state = _checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
+    rng_state = checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
     cpp_limit, head_dim = None, qkv.shape[3]
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
@@ -134,7 +134,7 @@ def _check_tables(qkv: Tensor, keys: Tensor | None, queries: Tensor | None) -> i
             raise ValueError(
                 f"{OP}: position_keys and position_queries must have as many rows, got {rows} and {table.shape[0]}"
             )
-        _checks.check_device(OP, name, table, qkv)
+        checks.check_device(OP, name, table, qkv)
         rows = table.shape[0]
     return rows
 
@@ -145,7 +145,7 @@ def _check_slots(slots: Tensor, qkv: Tensor, rows: int | None) -> None:
             f"{OP}: slots must be int32 of shape (2 * R + 1,), a row for each distance from -R to R, got {slots.dtype} "
             f"of shape {tuple(slots.shape)}"
         )
-    _checks.check_device(OP, "slots", slots, qkv)
+    checks.check_device(OP, "slots", slots, qkv)
     if rows is None or slots.device.type != "cpu" or torch.compiler.is_compiling():
         return
     low, high = (int(value) for value in slots.aminmax())

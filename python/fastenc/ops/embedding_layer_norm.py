@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
+from fastenc._base import debug
+from fastenc.ops import checks
 from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum
-from fastenc.ops._library import define
-from fastenc.ops._numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
 from fastenc.reference import embedding_layer_norm as reference
 
 declare("embedding_layer_norm", "cpp", "triton")
@@ -117,8 +118,8 @@ def tied_embedding_layer_norm(
     Returns: (y, word), the second sharing the memory of ``word``.
     """
     _check(input_ids, word, weight, bias, position_ids, position, token_type_ids, token_type)
-    _checks.check_dropout(OP, dropout_p)
-    _checks.check_eps(OP, eps)
+    checks.check_dropout(OP, dropout_p)
+    checks.check_eps(OP, eps)
     _check_padding("padding_idx", padding_idx, word)
     _check_padding("position_padding_idx", position_padding_idx, position)
     limit = None if word.shape[1] <= 4096 else f"width must be at most 4096, got {word.shape[1]}"
@@ -132,10 +133,10 @@ def tied_embedding_layer_norm(
         token_type,
         position_offset,
     )
-    rng_state = _checks.mask_rng_state(OP, None, dropout_p, word)
+    rng_state = checks.mask_rng_state(OP, None, dropout_p, word)
+    if (chosen == "reference" or debug.ENABLED) and debug.may_read(input_ids):
+        _check_values(*ids_and_tables)
     if chosen == "reference":
-        if word.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_values(*ids_and_tables)
         y = reference.embedding_layer_norm(
             input_ids,
             word,
@@ -357,7 +358,7 @@ def _check(input_ids, word, weight, bias, position_ids, position, token_type_ids
             raise ValueError(
                 f"{OP}: {name} must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(ids.shape)}"
             )
-        _checks.check_device(OP, name, ids, word)
+        checks.check_device(OP, name, ids, word)
     for name, table in (("position", position), ("token_type", token_type)):
         if table is None:
             continue
@@ -366,11 +367,11 @@ def _check(input_ids, word, weight, bias, position_ids, position, token_type_ids
                 f"{OP}: {name} must have shape (rows, {word.shape[1]}) and word's dtype {word.dtype}, "
                 f"got {table.dtype} of shape {tuple(table.shape)}"
             )
-        _checks.check_device(OP, name, table, word)
+        checks.check_device(OP, name, table, word)
     if token_type is not None and not token_type.shape[0]:
         raise ValueError(f"{OP}: token_type must have at least one row, got none: leave it out")
     for name, vector in (("weight", weight), ("bias", bias)):
-        _checks.check_vector(OP, name, vector, word)
+        checks.check_vector(OP, name, vector, word)
 
 
 def _check_padding(name: str, padding_idx: int | None, table: Tensor | None) -> None:

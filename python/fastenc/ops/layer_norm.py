@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import TOKENS, normal, numerics_case
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import layer_norm as reference
 
 declare("layer_norm", "cpp", "triton")
@@ -53,7 +53,7 @@ def layer_norm(
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
     _check("layer_norm", x, weight, bias, residual, x_bias, dropout_p, eps)
-    rng_state = _checks.mask_rng_state("layer_norm", rng_state, dropout_p, x)
+    rng_state = checks.mask_rng_state("layer_norm", rng_state, dropout_p, x)
     if choose("layer_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.layer_norm(
             x,
@@ -91,7 +91,7 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
     _check("rms_norm", x, weight, None, residual, x_bias, dropout_p, eps)
-    rng_state = _checks.mask_rng_state("rms_norm", rng_state, dropout_p, x)
+    rng_state = checks.mask_rng_state("rms_norm", rng_state, dropout_p, x)
     if choose("rms_norm", impl, x, triton_limit=_triton_limit(x)) == "reference":
         return reference.rms_norm(
             x,
@@ -113,12 +113,12 @@ def _triton_limit(x: Tensor) -> str | None:
 
 
 def _check(op, x, weight, bias, residual, x_bias, dropout_p, eps):
-    _checks.check_floating(op, x)
+    checks.check_floating(op, x)
     for name, value in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
-        _checks.check_vector(op, name, value, x)
-    _checks.check_like(op, "residual", residual, x)
-    _checks.check_dropout(op, dropout_p)
-    _checks.check_eps(op, eps)
+        checks.check_vector(op, name, value, x)
+    checks.check_like(op, "residual", residual, x)
+    checks.check_dropout(op, dropout_p)
+    checks.check_eps(op, eps)
 
 
 def _run(return_residual_sum, *arguments):

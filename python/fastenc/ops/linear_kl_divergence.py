@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import autocast_dtype, declare
-from fastenc.ops._numerics import normal, numerics_case, widened
+from fastenc.ops import checks
+from fastenc.ops.dispatch import autocast_dtype, declare
+from fastenc.ops.numerics import normal, numerics_case, widened
 from fastenc.reference import linear_kl_divergence as reference
 
 declare("linear_kl_divergence")
@@ -54,7 +54,7 @@ def linear_kl_divergence(
         raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
     _check_model(op, "", hidden, weight, bias)
     _check_model(op, "teacher_", teacher_hidden, teacher_weight, teacher_bias)
-    _checks.check_device(op, "teacher_hidden", teacher_hidden, hidden)
+    checks.check_device(op, "teacher_hidden", teacher_hidden, hidden)
     for what, student, teacher in (
         ("number of rows", hidden, teacher_hidden),
         ("vocabulary size", weight, teacher_weight),
@@ -70,7 +70,7 @@ def linear_kl_divergence(
             f"{tuple(mask.shape)}"
         )
     if mask is not None:
-        _checks.check_device(op, "mask", mask, hidden)
+        checks.check_device(op, "mask", mask, hidden)
     device = hidden.device.type
     tensors: list[Any] = [hidden, weight, bias, teacher_hidden, teacher_weight, teacher_bias]
     if torch.is_autocast_enabled(device):
@@ -87,7 +87,7 @@ def _check_model(op: str, prefix: str, hidden: Tensor, weight: Tensor, bias: Ten
             f"{op}: {prefix}hidden must be floating point of shape (rows, width), got {hidden.dtype} of shape "
             f"{tuple(hidden.shape)}: select the rows first"
         )
-    _checks.check_vocabulary_layer(op, hidden, weight, bias, prefix)
+    checks.check_vocabulary_layer(op, hidden, weight, bias, prefix)
     for name, value in (("weight", weight), ("bias", bias)):
         if value is None or value.dtype == hidden.dtype:
             continue

@@ -4,19 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _checks, _dispatch
-from fastenc.ops._gemm import gemm
-from fastenc.ops._labelled import select_labelled, spread
-from fastenc.ops._numerics import TOKENS, labels, normal, numerics_case, widened
+from fastenc.ops import checks, dispatch
+from fastenc.ops.gemm import gemm
+from fastenc.ops.labelled import select_labelled, spread
 from fastenc.ops.masked_cross_entropy import (
     check_labels,
     check_loss_options,
     count_labelled,
     reduce_losses,
 )
+from fastenc.ops.numerics import TOKENS, labels, normal, numerics_case, widened
 from fastenc.reference import masked_cross_entropy as reference
 
-_dispatch.declare("linear_masked_cross_entropy", "cpp", "cuda")
+dispatch.declare("linear_masked_cross_entropy", "cpp", "cuda")
 
 
 def linear_masked_cross_entropy(
@@ -70,14 +70,14 @@ def linear_masked_cross_entropy(
             f"{op}: hidden must be floating point of shape (tokens, hidden_size), "
             f"got {hidden.dtype} of shape {tuple(hidden.shape)}: flatten the leading dimensions"
         )
-    _checks.check_vocabulary_layer(op, hidden, weight, bias)
+    checks.check_vocabulary_layer(op, hidden, weight, bias)
     if max_logits_bytes is None:
         max_logits_bytes = _default_logits_bytes(hidden.device)
     if max_logits_bytes <= 0:
         raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
     check_labels(op, labels, hidden, weight.shape[0], ignore_index)
     device = hidden.device.type
-    if (dtype := _dispatch.autocast_dtype(device)) is not None:
+    if (dtype := dispatch.autocast_dtype(device)) is not None:
         hidden = hidden.to(dtype)
     else:
         for name, value in (("weight", weight), ("bias", bias)):
@@ -89,7 +89,7 @@ def linear_masked_cross_entropy(
         hidden, labels, max_labels=max_labels, ignore_index=ignore_index
     )
     options = (ignore_index, label_smoothing, z_loss)
-    if _dispatch.choose(op, impl, hidden) == "reference":
+    if dispatch.choose(op, impl, hidden) == "reference":
         kept = (targets != ignore_index).nonzero().flatten()
         losses = reference.linear_masked_cross_entropy(
             chosen.index_select(0, kept),

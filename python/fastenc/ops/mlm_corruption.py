@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
+from fastenc._base import debug
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
 from fastenc.reference import mlm_corruption as reference
 
 declare("mlm_corruption", "triton", dtypes=(torch.int64,))
@@ -68,7 +69,7 @@ def mlm_corruption(
                 f"mlm_corruption: {name} must be {dtype} of shape {tuple(shape)}, got {value.dtype} of shape "
                 f"{tuple(value.shape)}: see fastenc.objectives.MlmCorruption"
             )
-        _checks.check_device("mlm_corruption", name, value, input_ids)
+        checks.check_device("mlm_corruption", name, value, input_ids)
     vocabulary = is_special.shape[0]
     if not 0 <= mask_token_id < vocabulary:
         raise ValueError(
@@ -91,8 +92,8 @@ def mlm_corruption(
 
 
 def _check_range(name: str, values: Tensor, limit: int, remedy: str) -> None:
-    """Raise ValueError for values outside [0, limit); on CPU tensors only, because a GPU would have to wait."""
-    if values.device.type != "cpu" or not len(values) or torch.compiler.is_compiling():
+    """Raise ValueError for values outside [0, limit), where ``debug.may_read`` allows it."""
+    if not debug.may_read(values) or not len(values):
         return
     low, high = (int(value) for value in values.aminmax())
     if low < 0 or high >= limit:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import LENGTHS, LONGEST, normal, numerics_case, offsets, packed_inputs
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import LENGTHS, LONGEST, normal, numerics_case, offsets, packed_inputs
 from fastenc.packing import PackedBatch, pack_sequences
 from fastenc.reference import packing as reference
 
@@ -35,7 +35,7 @@ def pack(x: Tensor, batch: PackedBatch, *, impl: str = "auto") -> Tensor:
             f"pack: x must have the batch's padded shape {shape} in front, got {tuple(x.shape)}: "
             "pass the padded tensor of the same batch"
         )
-    _checks.check_device("pack", "the batch's indices", indices, x)
+    checks.check_device("pack", "the batch's indices", indices, x)
     impl = choose("pack", impl, x)
     rows = x.flatten(0, 1)
     if impl == "reference" or not (torch.is_grad_enabled() and x.requires_grad):
@@ -67,7 +67,7 @@ def unpack(
             f"got shape {tuple(values.shape)}: pass the packed output of the same batch"
         )
     indices, shape = batch.padded_indices()
-    _checks.check_device("unpack", "the batch's indices", indices, values)
+    checks.check_device("unpack", "the batch's indices", indices, values)
     impl = choose("unpack", impl, values)
     rows = shape[0] * shape[1]
     if impl == "reference":

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import LONGEST, numerics_case, rotary_inputs, rotated
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import LONGEST, numerics_case, rotary_inputs, rotated
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import rotary as reference
 
@@ -41,7 +41,7 @@ def rotary(
             "rotary: x must be floating point of shape (total_tokens, num_heads, head_dim), "
             f"got {x.dtype} of shape {tuple(x.shape)}: view queries or keys that way"
         )
-    _checks.check_device("rotary", "cu_seqlens", cu_seqlens, x)
+    checks.check_device("rotary", "cu_seqlens", cu_seqlens, x)
     check_cu_seqlens(cu_seqlens, x.shape[0], max_seqlen)
     check_table("rotary", "table", table, x, max_seqlen)
     if choose("rotary", impl, x) == "reference":
@@ -68,7 +68,7 @@ def check_table(op: str, name: str, table: Tensor, x: Tensor, max_seqlen: int) -
         raise ValueError(
             f"{op}: {name} is not differentiable, got a tensor that requires a gradient: detach it"
         )
-    _checks.check_device(op, name, table, x)
+    checks.check_device(op, name, table, x)
 
 
 class _Rotary(torch.autograd.Function):

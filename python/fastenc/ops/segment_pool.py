@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fastenc.ops import _checks
-from fastenc.ops._dispatch import choose, declare
-from fastenc.ops._library import define
-from fastenc.ops._numerics import LENGTHS, numerics_case, packed_inputs
+from fastenc.ops import checks
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.ops.numerics import LENGTHS, numerics_case, packed_inputs
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import segment_pool as reference
 
@@ -40,7 +40,7 @@ def segment_pool(
             "segment_pool: x must be floating point of shape (total_tokens, hidden_size), "
             f"got {x.dtype} of shape {tuple(x.shape)}: pack the tokens first"
         )
-    _checks.check_device("segment_pool", "cu_seqlens", cu_seqlens, x)
+    checks.check_device("segment_pool", "cu_seqlens", cu_seqlens, x)
     check_cu_seqlens(cu_seqlens, x.shape[0], x.shape[0])
     if mode not in MODES:
         raise ValueError(f"segment_pool: mode must be one of {MODES}, got {mode!r}")

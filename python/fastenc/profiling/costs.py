@@ -1,7 +1,7 @@
 """Bytes and FLOPs of the ops that a step dispatches, and FLOPs of a model by its sizes.
 
 The bytes of an op are those of its inputs and outputs; each tensor counts once. Views and allocations count no bytes.
-FLOPs are those of matrix products, by torch's formulas and those of :mod:`fastenc.ops._flops`.
+FLOPs are those of matrix products, by torch's formulas and those of :mod:`fastenc.ops.flops`.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fastenc.models import EncoderConfig
-from fastenc.ops import _flops  # which also registers the formulas of our ops
+from fastenc.ops.flops import visible_pairs  # its module registers the formulas of our ops
 from fastenc.profiling.roofline import Work
 
 NO_WORK = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
@@ -142,6 +142,6 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         heads = attention.num_heads * attention.head_dim
         matrices = 3 if feed_forward.gated else 2
         weights = width * (4 * heads + matrices * feed_forward.intermediate_size)
-        pairs = sum(_flops.visible_pairs(n, attention.window) for n in lengths)
+        pairs = sum(visible_pairs(n, attention.window) for n in lengths)
         flops += 2 * tokens * weights + 4 * heads * pairs
     return float(flops)

@@ -7,6 +7,7 @@ import torch
 
 from fastenc.graphs import compile_training
 from fastenc.models import Encoder, EncoderConfig, MaskedLM
+from fastenc.nn.adamw import adamw
 from fastenc.packing import pack_sequences
 
 # Speed does not depend on the weights' values.
@@ -37,15 +38,15 @@ def load(name: str, *, training: bool) -> Encoder | MaskedLM:
     Returns: a MaskedLM for training, else an Encoder.
     Raises: ValueError for a name that is none of these.
     """
-    kind = MaskedLM if training else Encoder
+    model_class = MaskedLM if training else Encoder
     if name in SIZES:
         torch.manual_seed(0)
-        return kind(SIZES[name])
+        return model_class(SIZES[name])
     if not Path(name).is_dir() and "/" not in name:
         raise ValueError(
             f"MODEL must be one of {', '.join(SIZES)}, a checkpoint's folder or a name on the hub, got {name!r}"
         )
-    return kind.from_pretrained(name)
+    return model_class.from_pretrained(name)
 
 
 def random_sequences(config: EncoderConfig, lengths: Sequence[int]) -> list[list[int]]:
@@ -90,7 +91,9 @@ def training_step(
     chosen = torch.rand(sum(lengths), generator=generator) < MASKED_SHARE
     labels = torch.where(chosen.to(device), batch.input_ids, -100)
     max_labels = int(chosen.sum())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    # A graph would not notice a weight that has been changed.
+    casts_to = torch.bfloat16 if autocast and not graph else None
+    optimizer = adamw(model.parameters(), device, casts_to, lr=1e-4)
     if graph:
         runner = compile_training(model, optimizer, max_tokens=2 * len(labels))
 

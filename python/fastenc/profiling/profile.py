@@ -97,16 +97,16 @@ def profile_step(
     events = json.loads(trace.read_text())["traceEvents"]
     spans = _kernels(events) if device.type == "cuda" else _cpu_ops(events)
     rows: dict[tuple[str, str], Row] = {}
-    for number, call in enumerate(counted.calls):
-        row = rows.setdefault((call.name, call.shapes), Row(call.name, call.shapes))
+    for number, op_call in enumerate(counted.calls):
+        row = rows.setdefault((op_call.name, op_call.shapes), Row(op_call.name, op_call.shapes))
         row.calls += 1
-        row.bytes += call.work.bytes
-        row.flops += call.work.flops
-        row.floor_seconds += ceilings.floor(call.work)
+        row.bytes += op_call.work.bytes
+        row.flops += op_call.work.flops
+        row.floor_seconds += ceilings.floor(op_call.work)
         for label, kernel, duration in spans.pop(number, []):
-            if label != call.name:
+            if label != op_call.name:
                 raise RuntimeError(
-                    f"a step must run the same ops in every call, got {call.name} and then {label} as op {number}: "
+                    f"a step must run the same ops in every call, got {op_call.name} and then {label} as op {number}: "
                     "remove what depends on earlier calls"
                 )
             row.seconds += duration
@@ -133,21 +133,21 @@ class _Labels:
     """The ranges that LabelOps recorded, for each thread in the order of time."""
 
     def __init__(self, events: list[dict]):
-        found = defaultdict(list)
+        ranges_of = defaultdict(list)
         for event in events:
             number, _, op = event.get("name", "").partition(" ")
             if event.get("cat") == "user_annotation" and number.isdigit():
                 end = event["ts"] + event["dur"]
-                found[event["tid"]].append((event["ts"], end, int(number), op))
-        self.found = {thread: sorted(ranges) for thread, ranges in found.items()}
-        self.starts = {thread: [r[0] for r in ranges] for thread, ranges in self.found.items()}
+                ranges_of[event["tid"]].append((event["ts"], end, int(number), op))
+        self.ranges = {thread: sorted(ranges) for thread, ranges in ranges_of.items()}
+        self.starts = {thread: [r[0] for r in ranges] for thread, ranges in self.ranges.items()}
 
     def at(self, thread: int, time: float) -> tuple[int, str] | None:
         """(number, op) of the range that contains this time, or None."""
         index = bisect_right(self.starts.get(thread, []), time) - 1
-        if index < 0 or self.found[thread][index][1] < time:
+        if index < 0 or self.ranges[thread][index][1] < time:
             return None
-        return self.found[thread][index][2:]
+        return self.ranges[thread][index][2:]
 
 
 def _cpu_ops(events: list[dict]) -> Spans:

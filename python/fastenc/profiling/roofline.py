@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastenc.ops._gemm import fastest_product
+from fastenc._base.json_values import JsonObject
+from fastenc.ops.gemm import fastest_product
 from fastenc.profiling.timing import call_seconds
 
 COPY_BYTES = {"cuda": 2 * 2**30, "cpu": 256 * 2**20}
@@ -52,9 +53,9 @@ class Ceilings:
         product_size: int | None = None,
     ):
         self.device = torch.device(device)
-        kind = self.device.type
-        self.copy_bytes = copy_bytes or COPY_BYTES[kind]
-        self.product_size = product_size or PRODUCT_SIZE[kind]
+        device_type = self.device.type
+        self.copy_bytes = copy_bytes or COPY_BYTES[device_type]
+        self.product_size = product_size or PRODUCT_SIZE[device_type]
         self._bandwidth: float | None = None
         self._products: dict[torch.dtype, float] = {}
 
@@ -82,7 +83,7 @@ class Ceilings:
         arithmetic = work.flops / self.product(work.dtype) if work.flops else 0.0
         return max(work.bytes / self.bandwidth, arithmetic)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """The rates that were measured so far."""
         measured: dict[str, Any] = {}
         if self._bandwidth is not None:
@@ -96,7 +97,7 @@ class Ceilings:
             measured["product_size"] = self.product_size
         return measured
 
-    def _median(self, call) -> float:
+    def _median(self, function) -> float:
         repeats = REPEATS[self.device.type]
-        call_seconds(call, self.device, max(2, repeats // 4))
-        return statistics.median(call_seconds(call, self.device, repeats))
+        call_seconds(function, self.device, max(2, repeats // 4))
+        return statistics.median(call_seconds(function, self.device, repeats))

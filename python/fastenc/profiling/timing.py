@@ -14,20 +14,20 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def call_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+def call_seconds(function: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
     """Seconds of each of ``repeats`` consecutive calls, from the start until the work is finished."""
     if device.type == "cuda":
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in events:
             start.record()
-            call()
+            function()
             end.record()
         torch.cuda.synchronize(device)
         return [start.elapsed_time(end) / 1e3 for start, end in events]
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
-        call()
+        function()
         seconds.append(time.perf_counter() - begin)
     return seconds
 
@@ -52,7 +52,7 @@ class KernelTimer:
 
     def seconds(
         self,
-        call: Callable[..., object],
+        function: Callable[..., object],
         repeats: int,
         host_seconds: float,
         prepare: Callable[[], object] | None = None,
@@ -74,7 +74,7 @@ class KernelTimer:
             arguments = () if prepare is None else (prepare(),)
             cold()
             start.record()
-            call(*arguments)
+            function(*arguments)
             end.record()
         torch.cuda.synchronize(self.device)
         return [start.elapsed_time(end) / 1e3 for start, end in events]

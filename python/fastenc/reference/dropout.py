@@ -6,7 +6,7 @@
 
 An element is kept if the upper 16 bits of h are at least the threshold. Philox makes rows independent of each other.
 The hash of a column is cheap enough to be computed for each element by itself, so an implementation may process the
-columns in any order and grouping. ``benchmarks/dropout_battery.py`` tests the randomness of the masks.
+columns in any order and grouping. ``benchmarks/studies/dropout_battery.py`` tests the randomness of the masks.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox). The multipliers are those of
 MurmurHash3's last step and the golden ratio times 2^32.

@@ -74,13 +74,13 @@ def extract_answers(
     spans: list[dict[tuple[int, int], float]] = [{} for _ in questions]
     no_answer = [math.inf] * len(questions)
     for window, scores in zip(windows, logits, strict=True):
-        found = spans[window.question]
+        candidates = spans[window.question]
         no_answer[window.question] = min(no_answer[window.question], float(scores[0].sum()))
         for key, score in _best_spans(window, scores.float().cpu(), n_best, max_answer_tokens):
-            found[key] = max(score, found.get(key, -math.inf))
+            candidates[key] = max(score, candidates.get(key, -math.inf))
     return [
-        _prediction(question, found, none, n_best)
-        for question, found, none in zip(questions, spans, no_answer, strict=True)
+        _prediction(question, candidates, none, n_best)
+        for question, candidates, none in zip(questions, spans, no_answer, strict=True)
     ]
 
 

@@ -1,21 +1,22 @@
 """The base class of tasks: what fine-tuning, evaluation and prediction need between files and a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send_arguments
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items
-from fastenc.packing import PackedBatch, length_sorted_batches
+from fastenc.packing import ModelArguments, PackedBatch, length_sorted_batches
 from fastenc.tasks.report import Report
 
 QUOTING = (
@@ -27,8 +28,21 @@ MIX = "mix"
 Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
 
 
+class TokenSequence(Protocol):
+    """An example: a sequence of tokens with what the task needs beside them."""
+
+    @property
+    def input_ids(self) -> Sequence[int]: ...
+
+
+Model = TypeVar("Model", bound=PretrainedModel)
+Data = TypeVar("Data", bound=Sized)
+Example = TypeVar("Example", bound=TokenSequence)
+Predictions = TypeVar("Predictions")
+
+
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(ABC, Generic[Model, Data, Example, Predictions]):
     """One task. A subclass is a frozen dataclass whose fields are the task's options.
 
     In the methods, ``data`` is what the task's reader returns: a set of items, such as texts. ``examples`` are token
@@ -73,7 +87,7 @@ class Task(ABC):
             )
 
     @abstractmethod
-    def read(self, path: str | Path, train: Any = None) -> Any:
+    def read(self, path: str | Path, train: Data | Model | None = None) -> Data:
         """Read labelled data.
 
         Args:
@@ -83,10 +97,10 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def read_inputs(self, path: str | Path) -> Any:
+    def read_inputs(self, path: str | Path) -> Data:
         """Read data without labels, to predict for."""
 
-    def input_parts(self, path: str | Path, size: int) -> Iterator[Any]:
+    def input_parts(self, path: str | Path, size: int) -> Iterator[Data]:
         """The data of :meth:`read_inputs` in parts of ``size`` items, each of which is read when it is needed.
 
         A task whose files can only be read as a whole yields one part.
@@ -94,56 +108,60 @@ class Task(ABC):
         yield self.read_inputs(path)
 
     @abstractmethod
-    def model_options(self, train: Any) -> dict[str, Any]:
+    def model_options(self, train: Data) -> JsonObject:
         """Options of ``model_class.from_pretrained`` for a head that fits the training set, as JSON values."""
 
     @abstractmethod
-    def metrics(self, train: Any) -> tuple[str, ...]:
+    def metrics(self, train: Data) -> tuple[str, ...]:
         """Names of the metrics, "loss" included. The first one chooses the best checkpoint."""
 
     @abstractmethod
-    def encode(self, data: Any, model: Any) -> list[Any]:
+    def encode(self, data: Data, model: Model) -> list[Example]:
         """The examples of the data, with labels if the data have labels."""
 
     @abstractmethod
-    def collate(self, examples: Sequence[Any]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example]) -> ModelArguments:
         """The model's arguments: ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
 
     @abstractmethod
-    def decode(self, model: Any, data: Any, examples: Sequence[Any], logits: list[Tensor]) -> Any:
+    def decode(
+        self, model: Model, data: Data, examples: Sequence[Example], logits: list[Tensor]
+    ) -> Predictions:
         """Predictions for the items of the data, from the logits of each example (see :func:`run`)."""
 
     @abstractmethod
-    def score(self, model: Any, data: Any, predictions: Any) -> dict[str, float]:
+    def score(self, model: Model, data: Data, predictions: Predictions) -> dict[str, float]:
         """The metrics of predictions for labelled data, except the loss."""
 
     @abstractmethod
-    def lines(self, model: Any, data: Any, predictions: Any, suffix: str) -> Iterable[str]:
+    def lines(
+        self, model: Model, data: Data, predictions: Predictions, suffix: str
+    ) -> Iterable[str]:
         """The lines of a file of predictions that ends in ``suffix``, one of ``outputs``."""
 
-    def data_of(self, inputs: Sequence[Any]) -> Any:
+    def data_of(self, inputs: Sequence[object]) -> Data:
         """The data of inputs given in Python, such as texts; :meth:`read_inputs` does the same for a file.
 
         Raises: ValueError for inputs of a wrong type.
         """
         raise ValueError(f"{self.name} can only predict for files: use fastenc predict")
 
-    def report(self, model: Any, data: Any, predictions: Any) -> "Report":
+    def report(self, model: Model, data: Data, predictions: Predictions) -> "Report":
         """Files about predictions for labelled data: metrics of each class, a confusion matrix, the mistakes.
 
         Raises: ValueError if the task has no classes.
         """
-        raise ValueError(f"{self.name} has no classes to report on: leave out --report")
+        raise ValueError(f"{self.name} has no classes to report on: leave out report=True")
 
-    def describe_labels(self, data: Any) -> str:
+    def describe_labels(self, data: Data) -> str:
         """A text with the labels of a data set and the number of each; "" for a task without such labels."""
         return ""
 
-    def metric_titles(self, model: Any) -> dict[str, str]:
+    def metric_titles(self, model: Model) -> dict[str, str]:
         """{metric: title} of the metrics whose name alone does not say what they measure."""
         return {}
 
-    def check_max_length(self, model: Any) -> None:
+    def check_max_length(self, model: Model) -> None:
         """Raises: ValueError if ``max_length`` is above the model's number of positions."""
         if self.max_length is not None and self.max_length > self.room(model):
             raise ValueError(
@@ -151,7 +169,7 @@ class Task(ABC):
                 f"{self.max_length}: give less"
             )
 
-    def load(self, name: str | Path, train: Any = None) -> Any:
+    def load(self, name: str | Path, train: Data | None = None) -> Model:
         """The model of a checkpoint.
 
         Args:
@@ -159,7 +177,7 @@ class Task(ABC):
             train: training set for which a new head is made; None: the checkpoint's head is loaded.
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
-        options = {} if train is None else self.model_options(train)
+        options: dict[str, Any] = {} if train is None else {**self.model_options(train)}
         if self.layers == MIX:
             options["layer_mix"] = True
         model = self.model_class.from_pretrained(name, **options)
@@ -167,43 +185,43 @@ class Task(ABC):
             raise ValueError(
                 f"{name} must have a tokenizer.json, got none: add the tokenizer that it was trained with"
             )
-        return model
+        return cast(Model, model)
 
-    def options_to_keep(self, train: Any) -> dict[str, Any]:
+    def options_to_keep(self, train: Data) -> JsonObject:
         """The options that are stored in the model's config.json, so that prediction and evaluation use them too."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
+    def options_kept(cls, hf_config: JsonObject) -> JsonObject:
         """The options stored in a config.json, without those that this version does not know."""
         known = {field.name for field in fields(cls)}
-        kept = hf_config.get("task_options") or {}
+        kept = cast(JsonObject, hf_config.get("task_options") or {})
         return {name: value for name, value in kept.items() if name in known}
 
     def predict(
-        self, model: Any, data: Any, batch_size: int = 32, show_progress: bool | None = False
-    ) -> Any:
+        self, model: Model, data: Data, batch_size: int = 32, show_progress: bool | None = False
+    ) -> Predictions:
         """Predictions for the items of the data, in their order."""
         examples = self.encode(data, model)
         return self.predict_encoded(model, data, examples, batch_size, show_progress)
 
     def predict_encoded(
         self,
-        model: Any,
-        data: Any,
-        examples: Sequence[Any],
+        model: Model,
+        data: Data,
+        examples: Sequence[Example],
         batch_size: int = 32,
         show_progress: bool | None = False,
-    ) -> Any:
+    ) -> Predictions:
         """:meth:`predict` for data whose ``examples`` are those of :meth:`encode`."""
         logits, _ = run(model, examples, self.collate, self.logits_of, batch_size, show_progress)
         return self.decode(model, data, examples, logits)
 
     def evaluate(
         self,
-        model: Any,
-        data: Any,
-        examples: Sequence[Any],
+        model: Model,
+        data: Data,
+        examples: Sequence[Example],
         batch_size: int = 32,
         fill: Fill | None = None,
         show_progress: bool | None = False,
@@ -222,9 +240,9 @@ class Task(ABC):
 
     def calibrate(
         self,
-        model: Any,
-        data: Any,
-        examples: Sequence[Any],
+        model: Model,
+        data: Data,
+        examples: Sequence[Example],
         batch_size: int = 32,
         fill: Fill | None = None,
     ) -> dict[str, float]:
@@ -237,9 +255,9 @@ class Task(ABC):
 
     def fit(
         self,
-        model: Any,
-        train: Any,
-        dev: Any,
+        model: Model,
+        train: Data,
+        dev: Data | None,
         batch_size: int = 32,
         show_progress: bool | None = None,
     ) -> dict[str, float]:
@@ -249,7 +267,7 @@ class Task(ABC):
         """
         raise NotImplementedError
 
-    def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
+    def logits_of(self, arguments: ModelArguments) -> list[int] | None:
         """Number of rows of a batch's logits that belong to each example; None if each example has one row.
 
         Args:
@@ -257,7 +275,7 @@ class Task(ABC):
         """
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
-    def room(self, model: Any) -> int:
+    def room(self, model: Model) -> int:
         """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
@@ -269,10 +287,10 @@ class Task(ABC):
 
 @torch.inference_mode()
 def run(
-    model: Any,
-    examples: Sequence[Any],
-    collate: Callable[[Sequence[Any]], dict[str, Any]],
-    logits_of: Callable[[dict[str, Any]], list[int] | None],
+    model: PretrainedModel,
+    examples: Sequence[Example],
+    collate: Callable[[Sequence[Example]], ModelArguments],
+    logits_of: Callable[[ModelArguments], list[int] | None],
     batch_size: int = 32,
     show_progress: bool | None = False,
     fill: Fill | None = None,
@@ -289,7 +307,7 @@ def run(
         labels.
     """
     device = next(model.parameters()).device
-    results: list[Any] = [None] * len(examples)
+    results: list[Tensor | None] = [None] * len(examples)
     total, items = torch.zeros((), dtype=torch.float64, device=device), 0
     outputs = []
     batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
@@ -310,4 +328,4 @@ def run(
         of_examples = logits if counts is None else logits.split(counts)
         for index, values in zip(chosen, of_examples, strict=True):
             results[index] = values
-    return results, total.item() / max(items, 1)
+    return cast(list[Tensor], results), total.item() / max(items, 1)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data import (
     ClassificationExample,
@@ -20,6 +21,7 @@ from fastenc.data import (
 from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SequenceClassifier
+from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import (
     classification_metrics,
@@ -49,7 +51,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class SequenceClassification(Task):
+class SequenceClassification(Task[SequenceClassifier, LabelledData, ClassificationExample, Tensor]):
     """One label, any number of labels (multi-label), or a number (regression) for a text or a pair of texts.
 
     Predictions are logits: float32 (texts, labels). For multi-label, labels with a probability of 0.5 or more are
@@ -119,7 +121,9 @@ class SequenceClassification(Task):
         kinds = {self.regression: "regression", self.multi_label: "multi_label_classification"}
         return kinds.get(True, "single_label_classification")
 
-    def read(self, path: str | Path, train: LabelledData | None = None) -> LabelledData:
+    def read(
+        self, path: str | Path, train: LabelledData | SequenceClassifier | None = None
+    ) -> LabelledData:
         names = None if train is None else train.label_names
         kinds = dict(regression=self.regression, multi_label=self.multi_label)
         data = read_labelled(path, self.text, self.label, names, **kinds, quoting=self.quoting)
@@ -134,59 +138,66 @@ class SequenceClassification(Task):
         for texts in in_parts(iterate_inputs(path, self.text, self.quoting), size):
             yield LabelledData(texts, [], [])
 
-    def model_options(self, train: LabelledData) -> dict[str, Any]:
+    def model_options(self, train: LabelledData) -> JsonObject:
         labels = {"num_labels": 1} if self.regression else {"label_names": train.label_names}
         long_texts = self.long_texts()
         self._check_chunked(long_texts)
         return {**labels, "problem_type": self.problem_type, "long_texts": asdict(long_texts)}
 
     @classmethod
-    def options_kept(cls, hf_config: dict[str, Any]) -> dict[str, Any]:
-        kind = hf_config.get("problem_type")  # transformers writes it too
+    def options_kept(cls, hf_config: JsonObject) -> JsonObject:
+        problem_type = hf_config.get("problem_type")  # transformers writes it too
         from_kind = {
-            "regression": kind == "regression",
-            "multi_label": kind == "multi_label_classification",
+            "regression": problem_type == "regression",
+            "multi_label": problem_type == "multi_label_classification",
         }
         return from_kind | super().options_kept(hf_config)
 
-    def data_of(self, inputs: Sequence[Any]) -> LabelledData:
+    def data_of(self, inputs: Sequence[object]) -> LabelledData:
         """The data of texts, or of pairs of texts."""
         texts = [tuple(each) if isinstance(each, list | tuple) else each for each in inputs]
         for index, each in enumerate(texts):
             columns = each if isinstance(each, tuple) else (each,)
             if len(columns) != len(self.text) or not all(isinstance(x, str) for x in columns):
-                kind = "a text" if len(self.text) == 1 else "a pair of texts"
-                raise ValueError(f"input {index} must be {kind}, got {each!r}")
-        return LabelledData(texts, [], [])
+                expected = "a text" if len(self.text) == 1 else "a pair of texts"
+                raise ValueError(f"input {index} must be {expected}, got {each!r}")
+        return LabelledData(cast(list[str], texts), [], [])
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
         if model.problem_type == "regression":
-            raise ValueError("a regression has no classes to report on: leave out --report")
+            raise ValueError("a regression has no classes to report on: leave out report=True")
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:
-            found: Any = (predictions >= 0).long().tolist()
+            predicted: Any = (predictions >= 0).long().tolist()
             gold: Any = [[int(value) for value in row] for row in labels]
             title = lambda row: [n for n, one in zip(names, row, strict=True) if one]
         else:
-            found, gold, title = predictions.argmax(1).tolist(), list(labels), names.__getitem__
+            predicted, gold, title = predictions.argmax(1).tolist(), list(labels), names.__getitem__
         wrong = (
-            {"where": where, **self._texts(cast(Any, text)), "true": title(y), **row}
+            {"where": where, **self._texts(text), "true": title(y), **row}
             for where, text, y, p, row in zip(
-                data.where or range(1, len(data) + 1), data.texts, gold, found, rows, strict=True
+                data.where or range(1, len(data) + 1),
+                data.texts,
+                gold,
+                predicted,
+                rows,
+                strict=True,
             )
             if y != p
         )
-        files: Report = {CLASSES: class_figures(gold, found, names), MISTAKES: mistakes(wrong)}
-        return files if several else {**files, CONFUSION: confusion_matrix(gold, found, names)}
+        files: Report = {CLASSES: class_figures(gold, predicted, names), MISTAKES: mistakes(wrong)}
+        return files if several else {**files, CONFUSION: confusion_matrix(gold, predicted, names)}
 
     def describe_labels(self, data: LabelledData) -> str:
         if self.regression:
             return f"{self.label}: {number_range(data.labels)}"  # type: ignore[arg-type]
         if self.multi_label:
             rows: Any = data.labels
-            found = (n for row in rows for n, one in zip(data.label_names, row, strict=True) if one)
-            return f"{self.label}: {count_labels(found)}"
+            labels = (
+                n for row in rows for n, one in zip(data.label_names, row, strict=True) if one
+            )
+            return f"{self.label}: {count_labels(labels)}"
         classes: Any = data.labels
         return f"{self.label}: {count_labels(data.label_names[i] for i in classes)}"
 
@@ -199,8 +210,8 @@ class SequenceClassification(Task):
     def metrics(self, train: LabelledData) -> tuple[str, ...]:
         return METRICS[self.problem_type]
 
-    def encode(self, data: LabelledData, model: Any) -> list[ClassificationExample]:
-        _check_pairs(data, model.task_options.get("text"))
+    def encode(self, data: LabelledData, model: SequenceClassifier) -> list[ClassificationExample]:
+        _check_pairs(data, cast("list[str] | None", model.task_options.get("text")))
         kept = model.long_texts
         if self.chunks not in (None, kept.chunks):
             raise ValueError(
@@ -210,7 +221,7 @@ class SequenceClassification(Task):
         long_texts = replace(kept, **self._given())
         self._check_chunked(long_texts)
         length = min(long_texts.max_length, model.positions)
-        examples = encode_labelled(data, model.tokenizer, length, long_texts)
+        examples = encode_labelled(data, model.own_tokenizer(), length, long_texts)
         if long_texts.chunks == "transformer":
             _check_positions(examples, kept.max_chunks)
         return examples
@@ -218,16 +229,26 @@ class SequenceClassification(Task):
     def batch_tokens(self) -> int | None:
         return None if self.chunks is None else CHUNKED_BATCH_TOKENS
 
-    def collate(self, examples: Sequence[ClassificationExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[ClassificationExample]) -> ModelArguments:
         return collate_classification(examples)
 
-    def decode(self, model, data, examples, logits: list[Tensor]) -> Tensor:
+    def decode(
+        self,
+        model: SequenceClassifier,
+        data: LabelledData,
+        examples: Sequence[ClassificationExample],
+        logits: list[Tensor],
+    ) -> Tensor:
         return _stacked(logits, model)
 
-    def score(self, model: Any, data: LabelledData, predictions: Tensor) -> dict[str, float]:
+    def score(
+        self, model: SequenceClassifier, data: LabelledData, predictions: Tensor
+    ) -> dict[str, float]:
         return _score(model, predictions, data.labels)
 
-    def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
+    def lines(
+        self, model: SequenceClassifier, data: LabelledData, predictions: Tensor, suffix: str
+    ) -> Iterable[str]:
         rows = _rows(model, predictions)
         if suffix == ".tsv":
             # The texts are left out, because they may contain tabs and line breaks. Line n belongs to input n.
@@ -235,7 +256,7 @@ class SequenceClassification(Task):
         named = zip(data.texts, rows, strict=True)
         return json_lines([{**self._texts(text), **row} for text, row in named])
 
-    def _texts(self, text: str | tuple[str, ...]) -> dict[str, str]:
+    def _texts(self, text: Sequence[str]) -> dict[str, str]:
         """{column: text} of a text or a pair."""
         return dict(zip(self.text, (text,) if isinstance(text, str) else text, strict=False))
 
@@ -311,7 +332,7 @@ def _score(model: SequenceClassifier, logits: Tensor, labels: Sequence[Any]) -> 
     return classification_metrics(logits.argmax(1).tolist(), labels, logits.shape[1])
 
 
-def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, Any]]:
+def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, object]]:
     """The prediction for each text as {column: value} of the output file."""
     if model.problem_type == "regression":
         return [{"prediction": value} for value in logits[:, 0].tolist()]
@@ -320,7 +341,7 @@ def _rows(model: SequenceClassifier, logits: Tensor) -> list[dict[str, Any]]:
     for probabilities in (logits.sigmoid() if several else logits.softmax(1)).tolist():
         named = dict(zip(model.label_names, probabilities, strict=True))
         if several:
-            row: dict[str, Any] = {"labels": [name for name, p in named.items() if p >= 0.5]}
+            row: dict[str, object] = {"labels": [name for name, p in named.items() if p >= 0.5]}
         else:
             row = {"label": max(named, key=named.__getitem__)}
         rows.append(row | {f"p({name})": p for name, p in named.items()})

@@ -41,9 +41,10 @@ class ParquetTable:
                     f"the input must not have a column {VECTOR!r}, which the vectors get: rename it"
                 )
             try:
-                found = arrow.array([row.get(name) for row in rows]).type
+                column_type = arrow.array([row.get(name) for row in rows]).type
                 self._schema = arrow.unify_schemas(
-                    [self._schema, arrow.schema([(name, found)])], promote_options="permissive"
+                    [self._schema, arrow.schema([(name, column_type)])],
+                    promote_options="permissive",
                 )
             except (arrow.ArrowException, ValueError, OverflowError) as error:
                 raise ValueError(

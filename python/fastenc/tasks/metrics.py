@@ -89,8 +89,10 @@ def tagging_metrics(
         "precision": seqeval.precision_score,
         "recall": seqeval.recall_score,
     }
-    found = {name: float(f(labels, predictions, zero_division=0)) for name, f in scores.items()}
-    return {**found, **metrics}
+    of_entities = {
+        name: float(f(labels, predictions, zero_division=0)) for name, f in scores.items()
+    }
+    return {**of_entities, **metrics}
 
 
 def entity_metrics(
@@ -105,13 +107,13 @@ def entity_metrics(
         predictions, gold: the entities of each sentence.
     """
     right = predicted = expected = nested = nested_found = 0
-    for found, truth in zip(map(set, predictions), map(set, gold), strict=True):
+    for proposed, truth in zip(map(set, predictions), map(set, gold), strict=True):
         inner = {entity for entity in truth if any(_lies_inside(entity, other) for other in truth)}
-        right += len(found & truth)
-        predicted += len(found)
+        right += len(proposed & truth)
+        predicted += len(proposed)
         expected += len(truth)
         nested += len(inner)
-        nested_found += len(inner & found)
+        nested_found += len(inner & proposed)
     return {
         "f1": 2 * right / max(predicted + expected, 1),
         "precision": right / max(predicted, 1),
@@ -160,5 +162,8 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
         ranks.append(
             1 + (~(similarities < of_partner)).sum(1)
         )  # ~(a < b) also counts NaN as better
-    found = torch.cat(ranks).double()
-    return {"mrr": float((1 / found).mean()), "recall@1": float((found == 1).double().mean())}
+    all_ranks = torch.cat(ranks).double()
+    return {
+        "mrr": float((1 / all_ranks).mean()),
+        "recall@1": float((all_ranks == 1).double().mean()),
+    }

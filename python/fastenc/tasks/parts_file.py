@@ -3,10 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fastenc._base.files import open_locked, write_atomically
 
@@ -30,7 +29,7 @@ class PartsFile:
         that run had other settings. OSError with what is kept if the disk is full.
     """
 
-    def __init__(self, output: Path, items: str, settings: dict[str, Any], resume: bool):
+    def __init__(self, output: Path, items: str, settings: Mapping[str, object], resume: bool):
         self.output, self.done = output, 0
         self._items, self._resume = items, resume
         self._settings = json.loads(json.dumps(settings))
@@ -58,9 +57,9 @@ class PartsFile:
         self._kept_at = time.monotonic()
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, trace: object) -> None:
         try:
-            if kind is None:
+            if error is None:
                 self._finish()
                 return
             with suppress(OSError):  # then what was kept before is kept
@@ -69,7 +68,7 @@ class PartsFile:
                 self._written.unlink(missing_ok=True)
         finally:
             self._file.close()
-        if issubclass(kind, KeyboardInterrupt) and not error.args:
+        if isinstance(error, KeyboardInterrupt) and not error.args:
             raise KeyboardInterrupt(f"interrupted; {self._what_is_kept()}") from error
 
     def append(self, part: Iterable[bytes], items: int) -> None:
@@ -149,7 +148,7 @@ class PartsFile:
         self._bytes = kept["bytes"]
 
 
-def file_stamp(path: Path, output: str) -> list[list[Any]]:
+def file_stamp(path: Path, output: str) -> list[list[str | int]]:
     """[name, size in bytes, time of change] of a file, or of the files in a folder except ``output`` and its parts.
 
     It is [] for a name on the hub. A resumed run compares it to see whether a file has changed.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.progress import Counter
+from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import Task
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
@@ -16,7 +17,7 @@ PART = 256  # number of items that are read, encoded and predicted together
 
 def predict_file(
     task: Task,
-    model: Any,
+    model: PretrainedModel,
     inputs: str | Path,
     output: str | Path,
     batch_size: int = 32,
@@ -67,7 +68,9 @@ def predict_file(
     return sum(sizes)
 
 
-def _encoded(task: Task, model: Any, inputs: str | Path, skip: int) -> Iterator[tuple[Any, list]]:
+def _encoded(
+    task: Task, model: PretrainedModel, inputs: str | Path, skip: int
+) -> Iterator[tuple[Any, list]]:
     """(data, examples) of each part after the first ``skip``. Another thread computes one part ahead."""
     parts = islice(task.input_parts(inputs, PART), skip, None)
 

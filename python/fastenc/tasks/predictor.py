@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastenc.tasks.registry import task_of_model
 
 
@@ -21,13 +23,15 @@ class Predictor:
     Raises: ValueError for a model without a task's head, and for an option that the task does not have.
     """
 
-    def __init__(self, model: str | Path, device: Any = None, **options: Any):
+    def __init__(
+        self, model: str | Path, device: torch.device | str | None = None, **options: object
+    ):
         self.task = task_of_model(model, options)
         self.model = self.task.load(model).eval()
         if device is not None:
             self.model.to(device)
 
-    def predict(self, inputs: Sequence[Any], batch_size: int = 32) -> list[dict[str, Any]]:
+    def predict(self, inputs: Sequence[object], batch_size: int = 32) -> list[dict[str, Any]]:
         """Predict for a list of inputs.
 
         Args:
@@ -50,6 +54,8 @@ class Predictor:
         ]
 
 
-def predictor(model: str | Path, device: Any = None, **options: Any) -> Predictor:
+def predictor(
+    model: str | Path, device: torch.device | str | None = None, **options: object
+) -> Predictor:
     """The :class:`Predictor` of a fine-tuned model, with the same arguments."""
     return Predictor(model, device, **options)

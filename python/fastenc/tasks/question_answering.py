@@ -4,23 +4,25 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data.questions import Question, QuestionWindow, question_windows, read_questions
 from fastenc.data.writers import json_lines
 from fastenc.models import QuestionAnswerer
-from fastenc.packing import pack_sequences
+from fastenc.packing import ModelArguments, pack_sequences
 from fastenc.tasks.answers import AnswerPrediction, extract_answers
 from fastenc.tasks.base import Fill, Task
 from fastenc.tasks.squad import best_threshold, squad_metrics
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(
+    Task[QuestionAnswerer, Sequence[Question], QuestionWindow, Sequence[AnswerPrediction]]
+):
     """Answers to questions about contexts of any length, as in SQuAD v1.1, and v2.0 with unanswerable questions.
 
     Contexts that are too long are read in overlapping windows. If some questions of labelled data have no answer and
@@ -43,38 +45,40 @@ class QuestionAnswering(Task):
         predict=True,
     )
 
-    def read(self, path: str | Path, train: Any = None) -> list[Question]:
+    def read(
+        self, path: str | Path, train: Sequence[Question] | QuestionAnswerer | None = None
+    ) -> list[Question]:
         return read_questions(path)
 
     def read_inputs(self, path: str | Path) -> list[Question]:
         return read_questions(path, answers=False)
 
-    def data_of(self, inputs: Sequence[Any]) -> list[Question]:
+    def data_of(self, inputs: Sequence[object]) -> list[Question]:
         """The data of dictionaries with "question", "context" and optionally "id"."""
+        questions = []
         for index, each in enumerate(inputs):
             if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
                 raise ValueError(
                     f"input {index} must be a dictionary with question and context, got {each!r}"
                 )
-        return [
-            Question(str(each.get("id", index)), each["question"], each["context"], [])
-            for index, each in enumerate(inputs)
-        ]
+            name = str(each.get("id", index))
+            questions.append(Question(name, each["question"], each["context"], []))
+        return questions
 
     def describe_labels(self, data: Sequence[Question]) -> str:
         unanswered = sum(not question.answers for question in data)
         return f"{len(data) - unanswered:,} with an answer, {unanswered:,} without"
 
-    def model_options(self, train: Any) -> dict[str, Any]:
+    def model_options(self, train: Sequence[Question]) -> JsonObject:
         return {}
 
-    def metrics(self, train: Any) -> tuple[str, ...]:
+    def metrics(self, train: Sequence[Question]) -> tuple[str, ...]:
         return ("f1", "exact", "loss")
 
-    def encode(self, data: Sequence[Question], model: Any) -> list[QuestionWindow]:
-        return question_windows(data, model.tokenizer, self.room(model), self.stride)
+    def encode(self, data: Sequence[Question], model: QuestionAnswerer) -> list[QuestionWindow]:
+        return question_windows(data, model.own_tokenizer(), self.room(model), self.stride)
 
-    def collate(self, examples: Sequence[QuestionWindow]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[QuestionWindow]) -> ModelArguments:
         batch = pack_sequences(
             [example.input_ids for example in examples],
             [example.token_type_ids for example in examples],
@@ -84,7 +88,7 @@ class QuestionAnswering(Task):
 
     def decode(
         self,
-        model: Any,
+        model: QuestionAnswerer,
         data: Sequence[Question],
         examples: Sequence[QuestionWindow],
         logits: list[Tensor],
@@ -92,7 +96,10 @@ class QuestionAnswering(Task):
         return extract_answers(data, examples, logits, max_answer_tokens=self.max_answer_tokens)
 
     def score(
-        self, model: Any, data: Sequence[Question], predictions: Sequence[AnswerPrediction]
+        self,
+        model: QuestionAnswerer,
+        data: Sequence[Question],
+        predictions: Sequence[AnswerPrediction],
     ) -> dict[str, float]:
         threshold, chosen = self.no_answer_threshold, {}
         if threshold is None and not all(question.answers for question in data):
@@ -104,7 +111,7 @@ class QuestionAnswering(Task):
 
     def calibrate(
         self,
-        model: Any,
+        model: QuestionAnswerer,
         data: Sequence[Question],
         examples: Sequence[QuestionWindow],
         batch_size: int = 32,
@@ -117,7 +124,11 @@ class QuestionAnswering(Task):
         return metrics
 
     def lines(
-        self, model: Any, data: Any, predictions: Sequence[AnswerPrediction], suffix: str
+        self,
+        model: QuestionAnswerer,
+        data: Sequence[Question],
+        predictions: Sequence[AnswerPrediction],
+        suffix: str,
     ) -> Iterable[str]:
         answers = {p.id: p.answer(self.no_answer_threshold) for p in predictions}
         if suffix == ".json":
@@ -125,15 +136,15 @@ class QuestionAnswering(Task):
         rows = []
         for question, prediction in zip(data, predictions, strict=True):
             answer = answers[prediction.id]
-            found = next((c for c in prediction.candidates if c.text == answer), None)
+            candidate = next((c for c in prediction.candidates if c.text == answer), None)
             rows.append(
                 {
                     "id": prediction.id,
                     "question": question.question,
                     "answer": answer,
-                    "start": found.start if found else 0,
-                    "end": found.end if found else 0,
-                    "probability": found.probability if found else 0.0,
+                    "start": candidate.start if candidate else 0,
+                    "end": candidate.end if candidate else 0,
+                    "probability": candidate.probability if candidate else 0.0,
                     "no_answer_score": prediction.no_answer_score,
                     "candidates": [c._asdict() for c in prediction.candidates],
                 }

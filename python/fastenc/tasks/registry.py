@@ -1,6 +1,6 @@
 """The tasks by name, and the task of a checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -73,7 +73,7 @@ def columns_for(model_name: str | Path) -> Iterator[None]:
         ) from error
 
 
-def make_task(task: type[Task], options: dict[str, Any]) -> Task:
+def make_task(task: type[Task], options: Mapping[str, object]) -> Task:
     """The task with these options. Raises: ValueError for an option that this task does not have."""
     known = {field.name for field in fields(task)}
     for name in options:
@@ -87,8 +87,8 @@ def make_task(task: type[Task], options: dict[str, Any]) -> Task:
     return task(**values)
 
 
-def task_of_model(model_name: str | Path, options: dict[str, Any]) -> Task:
+def task_of_model(model_name: str | Path, options: Mapping[str, object]) -> Task:
     """The task of a fine-tuned model, with its training's options and, above these, ``options``."""
-    kind = task_of(model_name)
-    kept = kind.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
-    return make_task(kind, {**kept, **options})
+    task = task_of(model_name)
+    kept = task.options_kept(checkpoint.read_config(checkpoint.resolve(model_name)))
+    return make_task(task, {**kept, **options})

@@ -1,17 +1,19 @@
 """Files that show where a model is right and wrong: metrics of each class, a confusion matrix, and the mistakes."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from fastenc._base.extras import require
 from fastenc.data.writers import json_lines
+from fastenc.text.tags import Span
 
 Report = dict[str, Iterable[str]]  # name of a file → its lines
 CLASSES, CONFUSION, MISTAKES = "classes.tsv", "confusion.tsv", "mistakes.jsonl"
 
 
-def class_figures(gold: Sequence[Any], predicted: Sequence[Any], names: Sequence[str]) -> list[str]:
+def class_figures(
+    gold: Sequence[object], predicted: Sequence[object], names: Sequence[str]
+) -> list[str]:
     """Lines of a table with precision, recall, F1 and number of true items of each class, by scikit-learn.
 
     A ratio with the denominator 0 is 0.
@@ -27,28 +29,30 @@ def class_figures(gold: Sequence[Any], predicted: Sequence[Any], names: Sequence
     return _table(names, columns)
 
 
-def entity_figures(gold: Sequence[Iterable[Any]], predicted: Sequence[Iterable[Any]]) -> list[str]:
+def entity_figures(
+    gold: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]]
+) -> list[str]:
     """The same table for entities, by type. A predicted entity is right if its type, first and last word are.
 
     Args:
         gold, predicted: the entities of each sentence.
     """
     right: Counter = Counter()
-    found: Counter = Counter()
+    predictions: Counter = Counter()
     expected: Counter = Counter()
     for truth, entities in zip(map(set, gold), map(set, predicted), strict=True):
         right.update(entity.type for entity in truth & entities)
-        found.update(entity.type for entity in entities)
+        predictions.update(entity.type for entity in entities)
         expected.update(entity.type for entity in truth)
-    names = sorted(found | expected)
-    precision = [right[name] / max(found[name], 1) for name in names]
+    names = sorted(predictions | expected)
+    precision = [right[name] / max(predictions[name], 1) for name in names]
     recall = [right[name] / max(expected[name], 1) for name in names]
-    f1 = [2 * right[name] / max(found[name] + expected[name], 1) for name in names]
+    f1 = [2 * right[name] / max(predictions[name] + expected[name], 1) for name in names]
     return _table(names, (precision, recall, f1, [expected[name] for name in names]))
 
 
 def confusion_matrix(
-    gold: Sequence[Any], predicted: Sequence[Any], names: Sequence[str]
+    gold: Sequence[object], predicted: Sequence[object], names: Sequence[str]
 ) -> list[str]:
     """Lines of a table with a row for each true class and a column for each predicted one."""
     counts = Counter(zip(gold, predicted, strict=True))
@@ -58,7 +62,7 @@ def confusion_matrix(
     return lines
 
 
-def mistakes(rows: Iterable[dict[str, Any]]) -> list[str]:
+def mistakes(rows: Iterable[Mapping[str, object]]) -> list[str]:
     """A line of JSON for each row."""
     return list(json_lines(list(rows)))
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data.pairs import (
     PairExample,
@@ -21,13 +22,14 @@ from fastenc.data.pairs import (
 from fastenc.data.readers import in_parts
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
+from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.summary import number_range
 
 
 @dataclass(frozen=True)
-class SentenceEmbedding(Task):
+class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
     """Vectors whose cosine similarity measures how similar two texts are.
 
     Without ``similarity``, the loss is contrastive: the negatives of a pair are the other partners in its micro-batch
@@ -77,7 +79,9 @@ class SentenceEmbedding(Task):
         "Without scores: also rank the texts for each partner, not only the partners for each text.",
     )
 
-    def read(self, path: str | Path, train: TextPairs | None = None) -> TextPairs:
+    def read(
+        self, path: str | Path, train: TextPairs | SentenceEmbedder | None = None
+    ) -> TextPairs:
         highest = self.highest_similarity
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
@@ -96,7 +100,7 @@ class SentenceEmbedding(Task):
     def describe_labels(self, data: TextPairs) -> str:
         return f"{self.similarity}: {number_range(data.scores)}" if data.scores else ""
 
-    def options_to_keep(self, train: TextPairs) -> dict[str, Any]:
+    def options_to_keep(self, train: TextPairs) -> JsonObject:
         highest = {"highest_similarity": train.highest} if train.scores else {}
         return super().options_to_keep(train) | highest
 
@@ -108,7 +112,7 @@ class SentenceEmbedding(Task):
         for texts in in_parts(iterate_pairs(path, self.text[:2], self.quoting), size):
             yield TextPairs(texts, [])
 
-    def model_options(self, train: TextPairs) -> dict[str, Any]:
+    def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "similarity_loss", "scale", "symmetric")
         return {name: getattr(self, name) for name in names}
 
@@ -116,24 +120,34 @@ class SentenceEmbedding(Task):
         return ("spearman", "pearson", "loss") if train.scores else ("mrr", "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
-        return encode_pairs(data, model.tokenizer, self.room(model))
+        return encode_pairs(data, model.own_tokenizer(), self.room(model))
 
-    def collate(self, examples: Sequence[PairExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[PairExample]) -> ModelArguments:
         return collate_pairs(examples)
 
-    def decode(self, model, data, examples, logits: list[Tensor]) -> Tensor:
+    def decode(
+        self,
+        model: SentenceEmbedder,
+        data: TextPairs,
+        examples: Sequence[PairExample],
+        logits: list[Tensor],
+    ) -> Tensor:
         return torch.stack(logits) if logits else torch.empty((0, 2, model.config.hidden_size))
 
     def similarities(self, predictions: Tensor) -> list[float]:
         """The cosine similarity of each text and its partner."""
         return F.cosine_similarity(predictions[:, 0], predictions[:, 1], dim=1).tolist()
 
-    def score(self, model, data: TextPairs, predictions: Tensor) -> dict[str, float]:
+    def score(
+        self, model: SentenceEmbedder, data: TextPairs, predictions: Tensor
+    ) -> dict[str, float]:
         if data.scores:
             return regression_metrics(self.similarities(predictions), data.scores)
         return retrieval_metrics(data.texts, predictions)
 
-    def lines(self, model, data, predictions: Tensor, suffix: str) -> Iterable[str]:
+    def lines(
+        self, model: SentenceEmbedder, data: TextPairs, predictions: Tensor, suffix: str
+    ) -> Iterable[str]:
         rows = [{"similarity": value} for value in self.similarities(predictions)]
         return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
 

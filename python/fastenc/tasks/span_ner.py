@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data import (
     EntityData,
@@ -25,6 +25,7 @@ from fastenc.data.span_examples import spans_of
 from fastenc.data.writers import json_lines
 from fastenc.models import SpanClassifier
 from fastenc.models.heads.span_classifier import check_span_options
+from fastenc.packing import ModelArguments
 from fastenc.tasks.base import Fill, Task, run
 from fastenc.tasks.metrics import entity_metrics
 from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
@@ -36,7 +37,7 @@ DECODINGS = ("flat", "nested")
 
 
 @dataclass(frozen=True)
-class SpanNer(Task):
+class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntity]]]):
     """Classifies every span of up to ``max_span_words`` words as one of the entity types or as no entity.
 
     Documents longer than ``max_length`` are read in overlapping windows. A span is learnt and predicted in the window
@@ -96,7 +97,9 @@ class SpanNer(Task):
         if self.decoding not in (None, *DECODINGS):
             raise ValueError(f"decoding must be one of {', '.join(DECODINGS)}, got {self.decoding}")
 
-    def read(self, path: str | Path, train: EntityData | None = None) -> EntityData:
+    def read(
+        self, path: str | Path, train: EntityData | SpanClassifier | None = None
+    ) -> EntityData:
         names = None if train is None else train.label_names
         return read_entities(path, self.word_column, self.tag_column, self.inner_tag_column, names)
 
@@ -107,24 +110,29 @@ class SpanNer(Task):
         for sentences in in_parts(iterate_unlabelled(path, self.word_column), size):
             yield EntityData(sentences, [], [], str(path))
 
-    def data_of(self, inputs: Sequence[Any]) -> EntityData:
+    def data_of(self, inputs: Sequence[object]) -> EntityData:
         """The data of texts, or of sentences as lists of words."""
         return EntityData([sentence_of(each, index) for index, each in enumerate(inputs)], [], [])
 
     def report(
         self, model: SpanClassifier, data: EntityData, predictions: list[list[FoundEntity]]
     ) -> Report:
-        found = [[each.entity for each in row] for row in predictions]
+        predicted_entities = [[each.entity for each in row] for row in predictions]
         wrong = (
             {
                 "words": each.words,
                 "missed": [entity for entity in truth if entity not in predicted],
                 "wrong": [entity for entity in predicted if entity not in truth],
             }
-            for each, truth, predicted in zip(data.sentences, data.entities, found, strict=True)
+            for each, truth, predicted in zip(
+                data.sentences, data.entities, predicted_entities, strict=True
+            )
             if set(truth) != set(predicted)
         )
-        return {CLASSES: entity_figures(data.entities, found), MISTAKES: mistakes(wrong)}
+        return {
+            CLASSES: entity_figures(data.entities, predicted_entities),
+            MISTAKES: mistakes(wrong),
+        }
 
     def describe_labels(self, data: EntityData) -> str:
         return f"entities: {count_labels(each.type for row in data.entities for each in row)}"
@@ -132,7 +140,7 @@ class SpanNer(Task):
     def metric_titles(self, model: SpanClassifier) -> dict[str, str]:
         return {"nested": "entities inside others", "nested_found": "of these found"}
 
-    def model_options(self, train: EntityData) -> dict[str, Any]:
+    def model_options(self, train: EntityData) -> JsonObject:
         return {
             "label_names": train.label_names,
             "representation": self.representation,
@@ -148,14 +156,14 @@ class SpanNer(Task):
     def metrics(self, train: EntityData) -> tuple[str, ...]:
         return ("f1", "precision", "recall", "loss")
 
-    def encode(self, data: EntityData, model: Any) -> list[SpanExample]:
+    def encode(self, data: EntityData, model: SpanClassifier) -> list[SpanExample]:
         names, longest = model.label_names, model.max_span_words
-        return encode_spans(data, model.tokenizer, self.room(model), names, longest)
+        return encode_spans(data, model.own_tokenizer(), self.room(model), names, longest)
 
-    def collate(self, examples: Sequence[SpanExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[SpanExample]) -> ModelArguments:
         return collate_spans(examples)
 
-    def logits_of(self, arguments: dict[str, Any]) -> list[int]:
+    def logits_of(self, arguments: ModelArguments) -> list[int]:
         batch = arguments["batch"]
         rows = arguments["word_rows"][arguments["starts"]]
         sequences = torch.searchsorted(batch.cu_seqlens, rows, right=True) - 1
@@ -170,8 +178,8 @@ class SpanNer(Task):
     def score(
         self, model, data: EntityData, predictions: list[list[FoundEntity]]
     ) -> dict[str, float]:
-        found = [[each.entity for each in row] for row in predictions]
-        return entity_metrics(found, data.entities)
+        predicted = [[each.entity for each in row] for row in predictions]
+        return entity_metrics(predicted, data.entities)
 
     def calibrate(
         self,
@@ -217,21 +225,23 @@ class SpanNer(Task):
             columns = (*spans_of(example), kinds, probabilities, margins)
             rows = zip(*(column[above].tolist() for column in columns), strict=True)
             candidates[example.sentence] += [
-                FoundEntity(Span(model.label_names[kind], first, last + 1), probability, margin)
-                for first, last, kind, probability, margin in rows
+                FoundEntity(
+                    Span(model.label_names[entity_type], first, last + 1), probability, margin
+                )
+                for first, last, entity_type, probability, margin in rows
             ]
         nested = model.nested if self.decoding is None else self.decoding == "nested"
         return [select_entities(row, nested=nested) for row in candidates]
 
 
-def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, Any]:
+def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, object]:
     """A sentence as a JSON row. An entity has the characters [start, end) and the words [first_word, end_word)."""
     entities = []
-    for (kind, first, stop), probability, _ in found:
+    for (entity_type, first, stop), probability, _ in found:
         start, end = each.starts[first], each.starts[stop - 1] + len(each.words[stop - 1])
         entities.append(
             {
-                "type": kind,
+                "type": entity_type,
                 "text": each.text[start:end],
                 "start": start,
                 "end": end,

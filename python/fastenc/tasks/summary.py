@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
+
+from fastenc.tasks.base import TokenSequence
 
 SHOWN = 12  # number of labels in a description
 
@@ -22,7 +23,7 @@ def number_range(values: Sequence[float]) -> str:
     return f"{min(values):.4g} to {max(values):.4g}, mean {sum(values) / len(values):.4g}"
 
 
-def sequence_lengths(examples: Sequence[Any], room: int) -> str:
+def sequence_lengths(examples: Sequence[TokenSequence], room: int) -> str:
     """Number and lengths of the sequences, and how many of them have the largest length ``room``."""
     lengths = [len(example.input_ids) for example in examples]
     full = sum(length >= room for length in lengths)

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc.data import (
     Sentence,
@@ -24,6 +25,7 @@ from fastenc.data.readers import in_parts
 from fastenc.data.tagging import LABEL_SCHEMES
 from fastenc.data.writers import json_lines
 from fastenc.models import TokenClassifier
+from fastenc.packing import ModelArguments
 from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import tagging_metrics
 from fastenc.tasks.report import (
@@ -50,7 +52,7 @@ class Tagging(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenClassification(Task):
+class TokenClassification(Task[TokenClassifier, TaggedData, TaggingExample, list[Tagging]]):
     """A tag for every word of a sentence, whatever the number of the word's tokens.
 
     Documents longer than ``max_length`` are read in overlapping windows. The logits of a token come from the window in
@@ -102,7 +104,9 @@ class TokenClassification(Task):
         if self.crf:
             self._check_crf()
 
-    def read(self, path: str | Path, train: TaggedData | None = None) -> TaggedData:
+    def read(
+        self, path: str | Path, train: TaggedData | TokenClassifier | None = None
+    ) -> TaggedData:
         names = None if train is None else train.label_names
         data = read_tagged(path, self.word_column, self.tag_column, names, self.tag_scheme)
         if train is None and len(data.label_names) == 1:
@@ -112,7 +116,7 @@ class TokenClassification(Task):
             )
         return data
 
-    def data_of(self, inputs: Sequence[Any]) -> TaggedData:
+    def data_of(self, inputs: Sequence[object]) -> TaggedData:
         """The data of texts, or of sentences as lists of words."""
         return TaggedData([sentence_of(each, index) for index, each in enumerate(inputs)], [])
 
@@ -122,19 +126,19 @@ class TokenClassification(Task):
         pairs = list(zip(data.sentences, predictions, strict=True))
         index = {name: i for i, name in enumerate(model.label_names)}
         gold = [index[tag] for each, _ in pairs for tag in each.tags]
-        found = [index[tag] for _, predicted in pairs for tag in predicted.tags]
+        predicted_tags = [index[tag] for _, predicted in pairs for tag in predicted.tags]
         wrong = (
             {"line": each.lines[0], "words": each.words, "true": each.tags, "tags": predicted.tags}
             for each, predicted in pairs
             if each.tags != predicted.tags
         )
         if scheme_of(model.label_names) is None:
-            figures = class_figures(gold, found, model.label_names)
+            figures = class_figures(gold, predicted_tags, model.label_names)
         else:
             figures = entity_figures(
                 [spans(each.tags) for each, _ in pairs], [spans(p.tags) for _, p in pairs]
             )
-        matrix = confusion_matrix(gold, found, model.label_names)
+        matrix = confusion_matrix(gold, predicted_tags, model.label_names)
         return {CLASSES: figures, CONFUSION: matrix, MISTAKES: mistakes(wrong)}
 
     def describe_labels(self, data: TaggedData) -> str:
@@ -150,21 +154,29 @@ class TokenClassification(Task):
         for sentences in in_parts(iterate_words(path, self.word_column), size):
             yield TaggedData(sentences, [], str(path))
 
-    def model_options(self, train: TaggedData) -> dict[str, Any]:
+    def model_options(self, train: TaggedData) -> JsonObject:
         return {"label_names": train.label_names, "crf": self.crf}
 
     def metrics(self, train: TaggedData) -> tuple[str, ...]:
         entities = scheme_of(train.label_names) is not None
         return (*(("f1", "precision", "recall") if entities else ()), "accuracy", "loss")
 
-    def encode(self, data: TaggedData, model: Any) -> list[TaggingExample]:
+    def encode(self, data: TaggedData, model: TokenClassifier) -> list[TaggingExample]:
         names = model.label_names
-        return encode_tagged(data, model.tokenizer, self.room(model), names, self.label_scheme)
+        return encode_tagged(
+            data, model.own_tokenizer(), self.room(model), names, self.label_scheme
+        )
 
-    def collate(self, examples: Sequence[TaggingExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[TaggingExample]) -> ModelArguments:
         return collate_tagging(examples)
 
-    def decode(self, model, data: TaggedData, examples, logits: list[Tensor]) -> list[Tagging]:
+    def decode(
+        self,
+        model: TokenClassifier,
+        data: TaggedData,
+        examples: Sequence[TaggingExample],
+        logits: list[Tensor],
+    ) -> list[Tagging]:
         if model.crf is not None:
             self._check_crf()
         tokens: list[list[Tensor]] = [[] for _ in data.sentences]
@@ -185,12 +197,16 @@ class TokenClassification(Task):
             for y, p in zip(tags, probabilities, strict=True)
         ]
 
-    def score(self, model, data: TaggedData, predictions: list[Tagging]) -> dict[str, float]:
+    def score(
+        self, model: TokenClassifier, data: TaggedData, predictions: list[Tagging]
+    ) -> dict[str, float]:
         gold = [each.tags for each in data.sentences]
         entities = scheme_of(model.label_names) is not None
         return tagging_metrics([p.tags for p in predictions], gold, entities=entities)
 
-    def lines(self, model, data: TaggedData, predictions, suffix: str) -> Iterable[str]:
+    def lines(
+        self, model: TokenClassifier, data: TaggedData, predictions: list[Tagging], suffix: str
+    ) -> Iterable[str]:
         pairs = list(zip(data.sentences, predictions, strict=True))
         if suffix == ".tsv":
             return _columns(pairs)
@@ -226,13 +242,13 @@ def _columns(pairs: Iterable[tuple[Sentence, Tagging]]) -> Iterator[str]:
         yield ""
 
 
-def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, Any]:
+def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, object]:
     """A sentence as a JSON row.
 
     An entity has the characters [start, end) of the text. Its confidence is the mean over its words.
     """
     ends = [start + len(word) for start, word in zip(each.starts, each.words, strict=True)]
-    row = {
+    row: dict[str, object] = {
         "text": each.text,
         "words": each.words,
         "tags": predicted.tags,
@@ -241,12 +257,12 @@ def _row(each: Sentence, predicted: Tagging, with_entities: bool) -> dict[str, A
     if with_entities:
         row["entities"] = [
             {
-                "type": kind,
+                "type": entity_type,
                 "text": each.text[each.starts[first] : ends[stop - 1]],
                 "start": each.starts[first],
                 "end": ends[stop - 1],
                 "confidence": round(sum(predicted.confidences[first:stop]) / (stop - first), 6),
             }
-            for kind, first, stop in spans(predicted.tags)
+            for entity_type, first, stop in spans(predicted.tags)
         ]
     return row

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send_arguments
@@ -23,7 +24,7 @@ from fastenc.data.writers import json_lines, table_lines
 from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import length_sorted_batches
+from fastenc.packing import ModelArguments, length_sorted_batches
 from fastenc.tasks.base import Task
 
 
@@ -40,7 +41,7 @@ class SensePrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WordSense(Task):
+class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePrediction]]):
     """The sense of a word in its sentence.
 
     The model is not trained by steps. The vector of a sense is the mean of the vectors of its labelled words. Among the
@@ -80,7 +81,7 @@ class WordSense(Task):
             raise ValueError(f"min_examples must be at least 1, got {self.min_examples}: give more")
         self._layers()
 
-    def read(self, path: str | Path, train: Any = None) -> SenseData:
+    def read(self, path: str | Path, train: SenseData | WordSenseModel | None = None) -> SenseData:
         return read_senses(path, self.sense, self.sense_column)
 
     def read_inputs(self, path: str | Path) -> SenseData:
@@ -89,19 +90,19 @@ class WordSense(Task):
     def input_parts(self, path: str | Path, size: int) -> Iterator[SenseData]:
         yield from in_sense_parts(self.read_inputs(path), size)
 
-    def model_options(self, train: SenseData) -> dict[str, Any]:
+    def model_options(self, train: SenseData) -> JsonObject:
         return {} if self.word_layers is None else {"layers": self._layers()}
 
     def metrics(self, train: SenseData) -> tuple[str, ...]:
         return ("f1", "accuracy", "macro_accuracy")
 
     def encode(self, data: SenseData, model: WordSenseModel) -> list[SenseExample]:
-        return encode_senses(data, model.tokenizer, self.room(model))
+        return encode_senses(data, model.own_tokenizer(), self.room(model))
 
-    def collate(self, examples: Sequence[SenseExample]) -> dict[str, Any]:
+    def collate(self, examples: Sequence[SenseExample]) -> ModelArguments:
         return collate_senses(examples)
 
-    def logits_of(self, arguments: dict[str, Any]) -> list[int] | None:
+    def logits_of(self, arguments: ModelArguments) -> list[int] | None:
         starts = arguments["spans"][::2].contiguous()
         counts = torch.bucketize(arguments["batch"].cu_seqlens, starts).diff()
         return counts.tolist()
@@ -147,35 +148,54 @@ class WordSense(Task):
         best, metrics = 0, {}
         if dev is not None:
             held_out = self.encode(dev, model)
-            found = self._compare(model, dev, held_out, candidates, inventories, batch_size)
-            best = max(range(len(candidates)), key=lambda index: found[index]["f1"])
-            metrics = found[best]
+            metrics_of = self._compare(model, dev, held_out, candidates, inventories, batch_size)
+            best = max(range(len(candidates)), key=lambda index: metrics_of[index]["f1"])
+            metrics = metrics_of[best]
         model.inventory, model.layers = inventories[best], list(candidates[best])
         return metrics
 
     def decode(
-        self, model: WordSenseModel, data: SenseData, examples, logits: list[Tensor]
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        examples: Sequence[SenseExample],
+        logits: list[Tensor],
     ) -> list[SensePrediction]:
         inventory = _inventory(model)
         rows = inventory.rows()
-        found: dict[int, SensePrediction] = {}
+        predictions: dict[int, SensePrediction] = {}
         for example, vectors in zip(examples, logits, strict=True):
             for index, vector in zip(example.targets, vectors, strict=True):
-                found[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
-        return [found[index] for index in range(len(data.targets))]
+                predictions[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
+        return [predictions[index] for index in range(len(data.targets))]
 
-    def evaluate(self, model, data, examples, *arguments: Any, **options: Any) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        examples: Sequence[SenseExample],
+        *arguments: Any,
+        **options: Any,
+    ) -> dict[str, float]:
         metrics = super().evaluate(model, data, examples, *arguments, **options)
         del metrics["loss"]  # the model has no loss; run returns 0
         return metrics
 
-    def score(self, model, data: SenseData, predictions) -> dict[str, float]:
+    def score(
+        self, model: WordSenseModel, data: SenseData, predictions: Sequence[SensePrediction]
+    ) -> dict[str, float]:
         return sense_metrics(data, predictions)
 
-    def lines(self, model, data: SenseData, predictions, suffix: str) -> Iterable[str]:
+    def lines(
+        self,
+        model: WordSenseModel,
+        data: SenseData,
+        predictions: Sequence[SensePrediction],
+        suffix: str,
+    ) -> Iterable[str]:
         rows = []
         for target, (sense, scores) in zip(data.targets, predictions, strict=True):
-            row = {"lemma": target.lemma, "sense": sense or ""}
+            row: dict[str, object] = {"lemma": target.lemma, "sense": sense or ""}
             row |= {"score": scores[sense] if sense else 0.0}
             if suffix == ".jsonl":
                 words = data.sentences[target.sentence]
@@ -213,15 +233,15 @@ class WordSense(Task):
     ) -> list[dict[str, float]]:
         """The metrics of each candidate list of layers."""
         rows = inventories[0].rows()
-        found: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
+        predictions_of: list[list[Any]] = [[None] * len(data.targets) for _ in candidates]
         for indices, vectors in _vectors(model, examples, candidates, batch_size):
             for index, of_candidates in zip(indices, vectors, strict=True):
                 lemma = data.targets[index].lemma
                 for predictions, inventory_of, vector in zip(
-                    found, inventories, of_candidates, strict=True
+                    predictions_of, inventories, of_candidates, strict=True
                 ):
                     predictions[index] = _predict(inventory_of, rows, lemma, vector)
-        return [sense_metrics(data, predictions) for predictions in found]
+        return [sense_metrics(data, predictions) for predictions in predictions_of]
 
 
 def sense_metrics(data: SenseData, predictions: Sequence[SensePrediction]) -> dict[str, float]:

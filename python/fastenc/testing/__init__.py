@@ -1,6 +1,6 @@
 """The error budget, and a report that measures every op's error against it on the current device."""
 
-from fastenc.ops._numerics import CASES, Case
+from fastenc.ops.numerics import CASES, Case
 from fastenc.testing.budget import assert_within_budget, error_budget
 from fastenc.testing.numerics import NumericsRow, numerics_report, ops_without_case
 

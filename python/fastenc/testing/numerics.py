@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc import ops
-from fastenc.ops._dispatch import choose
-from fastenc.ops._numerics import CASES, Case
+from fastenc.ops.dispatch import choose
+from fastenc.ops.numerics import CASES, Case
 from fastenc.testing.budget import error_budget, errors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

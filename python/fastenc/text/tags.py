@@ -32,25 +32,25 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
     An I- or E- tag that does not continue an entity begins one, as in conlleval and seqeval.
     """
-    found: list[Span] = []
-    first, kind, before = 0, "", "O"
+    entities: list[Span] = []
+    first, entity_type, before = 0, "", "O"
     for word, tag in enumerate((*tags, "O")):
         prefix, _, name = tag.partition("-")
-        if not (prefix in ("I", "E") and before in ("B", "I") and name == kind):
-            if kind:
-                found.append(Span(kind, first, word))
-            first, kind = word, name
+        if not (prefix in ("I", "E") and before in ("B", "I") and name == entity_type):
+            if entity_type:
+                entities.append(Span(entity_type, first, word))
+            first, entity_type = word, name
         before = prefix
-    return found
+    return entities
 
 
 def convert(tags: Sequence[str], scheme: str) -> list[str]:
     """The same entities in another scheme. The result is well-formed even if the tags are not."""
     converted = ["O"] * len(tags)
-    for kind, first, stop in spans(tags):
-        converted[first:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - first - 1)]
+    for entity_type, first, stop in spans(tags):
+        converted[first:stop] = [f"B-{entity_type}", *[f"I-{entity_type}"] * (stop - first - 1)]
         if scheme == "bioes":
-            converted[stop - 1] = f"S-{kind}" if stop - first == 1 else f"E-{kind}"
+            converted[stop - 1] = f"S-{entity_type}" if stop - first == 1 else f"E-{entity_type}"
     return converted
 
 
@@ -60,8 +60,11 @@ def every_tag(tags: Iterable[str]) -> list[str]:
     scheme = scheme_of(tags)
     if scheme is None:
         return sorted(tags)
-    kinds = sorted({tag[2:] for tag in tags - {"O"}})
-    return ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in PREFIXES[scheme])]
+    entity_types = sorted({tag[2:] for tag in tags - {"O"}})
+    return [
+        "O",
+        *(f"{prefix}-{entity_type}" for entity_type in entity_types for prefix in PREFIXES[scheme]),
+    ]
 
 
 def may_follow(before: str | None, after: str | None, scheme: str) -> bool:

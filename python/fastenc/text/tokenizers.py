@@ -1,9 +1,10 @@
 """Tokenizers of the ``tokenizers`` library, loaded from and saved to model folders in transformers' format."""
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
@@ -11,6 +12,96 @@ from fastenc._base.files import write_atomically
 # (pad, unk, cls, sep, mask)
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+
+
+class EncodingLike(Protocol):
+    """What the package reads of a ``tokenizers.Encoding``."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def type_ids(self) -> list[int]: ...
+
+    @property
+    def word_ids(self) -> list[int | None]: ...
+
+    @property
+    def sequence_ids(self) -> list[int | None]: ...
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def special_tokens_mask(self) -> list[int]: ...
+
+    @property
+    def overflowing(self) -> "list[EncodingLike]": ...
+
+    def truncate(self, max_length: int, stride: int = 0, direction: str = "right") -> None: ...
+
+
+class AddedToken(Protocol):
+    """A token beside the vocabulary of the tokenizer's model."""
+
+    @property
+    def special(self) -> bool: ...
+
+
+class TokenizerLike(Protocol):
+    """What the package calls of a ``tokenizers.Tokenizer``."""
+
+    @property
+    def model(self) -> object: ...
+
+    @staticmethod
+    def from_str(json: str) -> "TokenizerLike": ...
+
+    def to_str(self, pretty: bool = False) -> str: ...
+
+    def save(self, path: str, pretty: bool = True) -> None: ...
+
+    def encode(
+        self,
+        sequence: str | Sequence[str],
+        pair: str | None = None,
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> EncodingLike: ...
+
+    def encode_batch(
+        self,
+        input: Sequence[str] | Sequence[Sequence[str]] | Sequence[tuple[str, str]],
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[EncodingLike]: ...
+
+    def encode_batch_fast(
+        self,
+        input: Sequence[str] | Sequence[Sequence[str]] | Sequence[tuple[str, str]],
+        is_pretokenized: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[EncodingLike]: ...
+
+    def post_process(self, encoding: EncodingLike) -> EncodingLike: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+    def id_to_token(self, id: int) -> str | None: ...
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
+
+    def get_added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
+
+    def num_special_tokens_to_add(self, is_pair: bool) -> int: ...
+
+    def no_padding(self) -> None: ...
+
+    def no_truncation(self) -> None: ...
+
+    def enable_truncation(
+        self, max_length: int, *, stride: int = 0, strategy: str = "longest_first"
+    ) -> None: ...
 
 
 class SpecialTokens(NamedTuple):
@@ -24,7 +115,7 @@ class SpecialTokens(NamedTuple):
     all: frozenset[int]
 
 
-def load_tokenizer(folder: str | Path) -> Any:
+def load_tokenizer(folder: str | Path) -> TokenizerLike:
     """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
 
     Raises: ValueError without a readable tokenizer.json.
@@ -44,7 +135,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
+def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,25 +158,26 @@ def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
     )
 
 
-def special_tokens(tokenizer: Any) -> SpecialTokens:
+def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
     """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer.
 
     Raises: ValueError naming the token that is missing.
     """
     names = _role_names(tokenizer)
-    ids = [tokenizer.token_to_id(name) for name in names]
-    if None in ids:
+    numbers = [tokenizer.token_to_id(name) for name in names]
+    if None in numbers:
         raise ValueError(
-            f"the tokenizer has no token {names[ids.index(None)]!r}, which masked-LM data needs: "
+            f"the tokenizer has no token {names[numbers.index(None)]!r}, which masked-LM data needs: "
             "use one with BERT's or RoBERTa's special tokens"
         )
+    ids = [number for number in numbers if number is not None]
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
     pad, unk, cls, sep, mask = ids
     return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
 
 
-def tokenizer_for_words(tokenizer: Any) -> Any:
+def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     """A copy of the tokenizer that tokenizes a single word as inside a text, with a space before it."""
     values = json.loads(tokenizer.to_str())
     outer = values["pre_tokenizer"] or {}
@@ -98,7 +190,7 @@ def tokenizer_for_words(tokenizer: Any) -> Any:
     return copy
 
 
-def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], list[int]]:
+def ids_and_starts(encoding: EncodingLike, count: int, unknown: int) -> tuple[list[int], list[int]]:
     """(token ids of a sentence, indices of each word's first token and of the end).
 
     Args:
@@ -106,7 +198,8 @@ def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], 
         count: number of words.
         unknown: the token id of a word for which the tokenizer gives no token.
     """
-    ids, word_ids = encoding.ids, encoding.word_ids
+    # Without special tokens every token belongs to a word.
+    ids, word_ids = encoding.ids, cast(list[int], encoding.word_ids)
     starts = [i for i, word in enumerate(word_ids) if i == 0 or word != word_ids[i - 1]]
     if len(starts) != count:
         tokens: list[list[int]] = [[] for _ in range(count)]
@@ -118,5 +211,5 @@ def ids_and_starts(encoding: Any, count: int, unknown: int) -> tuple[list[int], 
     return ids, [*starts, len(ids)]
 
 
-def _role_names(tokenizer: Any) -> tuple[str, ...]:
+def _role_names(tokenizer: TokenizerLike) -> tuple[str, ...]:
     return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS

@@ -87,8 +87,8 @@ def folder_of(output_dir: Path, step: int) -> Path:
 
 def checkpoints(output_dir: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    found = output_dir.glob("checkpoint-*")
-    return sorted(path for path in found if re.fullmatch(r"checkpoint-\d{8}", path.name))
+    folders = output_dir.glob("checkpoint-*")
+    return sorted(path for path in folders if re.fullmatch(r"checkpoint-\d{8}", path.name))
 
 
 def latest_checkpoint(output_dir: Path) -> Path | None:
@@ -124,13 +124,13 @@ def check_free(output_dir: Path, resume: bool, overwrite: bool = False) -> Path 
             f"resume=True needs the output folder of an earlier run, but {output_dir} does not exist: check its name, "
             "or leave it out"
         )
-    found = latest_checkpoint(output_dir)
-    if found is not None and not resume:
+    latest = latest_checkpoint(output_dir)
+    if latest is not None and not resume:
         raise ValueError(
-            f"{output_dir} holds a run ({found.name}): continue it with resume=True, replace it with overwrite=True, "
+            f"{output_dir} holds a run ({latest.name}): continue it with resume=True, replace it with overwrite=True, "
             "or give another output folder"
         )
-    return found
+    return latest
 
 
 def remove_run(output_dir: Path) -> None:
@@ -171,10 +171,10 @@ def load_optimizer(
         raise _corrupt(folder, error) from error
 
 
-def read_weights(folder: Path, kind: type[PretrainedModel]) -> dict[str, Tensor]:
-    """The weights in a checkpoint: {name: tensor}. ``kind`` is the model's class."""
+def read_weights(folder: Path, model_class: type[PretrainedModel]) -> dict[str, Tensor]:
+    """The weights in a checkpoint: {name: tensor}. ``model_class`` is the model's class."""
     try:
-        return kind.from_pretrained(folder).state_dict()
+        return model_class.from_pretrained(folder).state_dict()
     except ValueError as error:
         raise _corrupt(folder, error) from error
 

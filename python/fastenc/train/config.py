@@ -5,7 +5,6 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from fastenc._base.options import REQUIRED, documented, option
 
@@ -209,7 +208,7 @@ class TrainConfig:
         evaluations = 4 if steps >= LONG_EPOCH else 1
         return done * evaluations // steps > (done - 1) * evaluations // steps
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """{field: value} of the fields that must be the same in a resumed run."""
         excluded = NOT_IN_FINGERPRINT | SPLIT
         return {name: value for name, value in asdict(self).items() if name not in excluded}
@@ -223,7 +222,7 @@ def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
     return f"checksum {checksum:08x}"
 
 
-def check_same(stored: dict[str, Any], current: dict[str, Any], where: str) -> None:
+def check_same(stored: dict[str, object], current: dict[str, object], where: str) -> None:
     """Raises: ValueError with the first setting in which a checkpoint's run and this one differ.
 
     ``where``: the checkpoint, for the message.

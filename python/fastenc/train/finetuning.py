@@ -1,17 +1,18 @@
 """The trainer of fine-tuning, for any task."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastenc.adapt import cache_features
 from fastenc.models.adapters.adaptations import METHODS, encoder_of
+from fastenc.models.pretrained import PretrainedModel
+from fastenc.packing import ModelArguments
 from fastenc.tasks import Task
-from fastenc.tasks.base import Fill
+from fastenc.tasks.base import Fill, TokenSequence
 from fastenc.tasks.summary import sequence_lengths
 from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
 from fastenc.train.fitting import Fitting
@@ -22,11 +23,11 @@ from fastenc.train.processes import process_state
 
 def task_trainer(
     task: Task,
-    model: Any,
-    train: Any,
+    model: PretrainedModel,
+    train: Sized,
     config: TrainConfig,
     *,
-    dev: Any = None,
+    dev: Sized | None = None,
     metric: str | None = None,
     features: str | Path | None = None,
     features_dtype: torch.dtype = torch.float32,
@@ -73,13 +74,13 @@ def task_trainer(
     batch_size = config.batch_size or 32
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
-    fills: dict[str, Any] = {"train": None, "dev": None}
+    fills: dict[str, Fill | None] = {"train": None, "dev": None}
     if features is not None:
         for name, each in (("train", examples), ("dev", held_out)):
             if each:
                 fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
 
-    def collate(indices: Sequence[int], step: int) -> dict[str, Any]:
+    def collate(indices: Sequence[int], step: int) -> ModelArguments:
         arguments = task.collate([examples[i] for i in indices])
         if fills["train"] is not None:
             arguments["batch"] = fills["train"](arguments["batch"], indices)
@@ -100,7 +101,7 @@ def task_trainer(
         summary=[
             _described(name, task, model, data, each)
             for name, data, each in (("train", train, examples), ("dev", dev, held_out))
-            if each
+            if each and data is not None
         ],
         titles=task.metric_titles(model),
         origin=origin,
@@ -119,25 +120,29 @@ def task_trainer(
     )
 
 
-def _described(name: str, task: Task, model: Any, data: Any, examples: Sequence[Any]) -> str:
+def _described(
+    name: str, task: Task, model: PretrainedModel, data: Sized, examples: Sequence[TokenSequence]
+) -> str:
     """One line about a data set: its size, lengths and labels."""
     details = (sequence_lengths(examples, task.room(model)), task.describe_labels(data))
     return f"{name}: {len(data):,} items, {'; '.join(filter(None, details))}"
 
 
-def default_lr(model: Any, config: TrainConfig, examples: int, adapt: str | None = None) -> float:
+def default_lr(
+    model: PretrainedModel, config: TrainConfig, examples: int, adapt: str | None = None
+) -> float:
     """:func:`fine_tuning_lr` for this model with its adaptation and a run over this number of examples."""
     encoder = encoder_of(model)
     used = encoder.adapted.in_use()
-    adapt = adapt or next((name for name, kind in METHODS.items() if type(used) is kind), None)
+    adapt = adapt or next((name for name, method in METHODS.items() if type(used) is method), None)
     steps = config.steps_over(examples, process_state().num_processes)
     return fine_tuning_lr(model.config.hidden_size, adapt, steps)
 
 
 def _cached(
     task: Task,
-    model: Any,
-    examples: Sequence[Any],
+    model: PretrainedModel,
+    examples: Sequence[TokenSequence],
     config: TrainConfig,
     folder: Path,
     dtype: torch.dtype,

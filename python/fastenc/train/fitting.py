@@ -1,11 +1,12 @@
 """Computes models that are not trained by steps from their training data."""
 
 import json
+from collections.abc import Sized
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from fastenc._base.files import write_atomically
+from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig
@@ -24,10 +25,10 @@ class Fitting:
     def __init__(
         self,
         task: Task,
-        model: Any,
-        train: Any,
+        model: PretrainedModel,
+        train: Sized,
         config: TrainConfig,
-        dev: Any,
+        dev: Sized | None,
         metric: str,
         origin: Origin | None = None,
     ):

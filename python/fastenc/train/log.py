@@ -21,7 +21,7 @@ class Log:
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
-    def write(self, **values: Any) -> None:
+    def write(self, **values: object) -> None:
         """Append a line."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -25,7 +25,9 @@ from fastenc.data.prefetch import prefetch
 from fastenc.graphs.training import RecordedSteps, training_recorder
 from fastenc.models import LossTerm
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.adamw import AdamW
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
+from fastenc.packing import ModelArguments
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
@@ -37,9 +39,17 @@ from fastenc.train.plot import plot_log
 from fastenc.train.processes import on_main_process, process_state, together
 from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
-Collate = Callable[[Sequence[Any], int], dict[str, Any]]
+Collate = Callable[[Sequence[Any], int], ModelArguments]
 Evaluate = Callable[[Any], dict[str, float]]
 STEPS_TO_ESTIMATE = 5  # after this many steps the remaining time is estimated and printed
+
+
+class Best(TypedDict):
+    """The best evaluation of a run: the value of the metric that chooses it, its step and all its metrics."""
+
+    value: float
+    step: int
+    metrics: dict[str, float]
 
 
 class Trainer:
@@ -104,7 +114,7 @@ class Trainer:
         calibrate: Evaluate | None = None,
         metric: str = "loss",
         higher_is_better: bool = False,
-        settings: dict[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         summary: Sequence[str] = (),
         titles: Mapping[str, str] | None = None,
         origin: Origin | None = None,
@@ -148,9 +158,9 @@ class Trainer:
         self.warmup_steps = config.warmup_of(self.total_steps)
         # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
-        self.kind = type(model)
+        self.model_class = type(model)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        build = partial(build_optimizer, config=config)
+        build = partial(build_optimizer, config=config, device=self.accelerator.device)
         self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         self.adamw = self.parallel.adamw
@@ -161,7 +171,7 @@ class Trainer:
         self.reads_every_step = device.type == "cpu"  # there is no device to wait for
         self.step = 0
         self._epoch = self._epoch_start = 0
-        self.best: dict[str, Any] | None = None
+        self.best: Best | None = None
         self.evaluations_since_best = 0
         self.interruption = Interruption()
         fingerprint = {
@@ -204,10 +214,10 @@ class Trainer:
             FloatingPointError if the loss or the gradient is not finite. OSError if a checkpoint cannot be written.
             TrainingInterrupted after SIGINT or SIGTERM, when a checkpoint of the last step has been written.
         """
-        with checkpoints.open_output(self.output_dir, resume, overwrite) as found:
+        with checkpoints.open_output(self.output_dir, resume, overwrite) as checkpoint_folder:
             if overwrite:
                 together(self._remove_earlier_run)
-            self._begin(found)
+            self._begin(checkpoint_folder)
             try:
                 with self.interruption:
                     self._run()
@@ -269,6 +279,9 @@ class Trainer:
             if saves or stops:
                 self._save()
                 self.statistics.restart_clock()
+                # An evaluation may change weights in a way that the optimiser does not see.
+                if isinstance(self.adamw, AdamW):
+                    self.adamw.forget_copies()
             if stops and not last:
                 self._raise_interrupted()
             if config.patience and self.evaluations_since_best >= config.patience:
@@ -327,7 +340,7 @@ class Trainer:
 
     def _collate_step(
         self, numbered: tuple[int, list[list[int]]]
-    ) -> list[tuple[dict[str, Any], bool]]:
+    ) -> list[tuple[ModelArguments, bool]]:
         """(the model's arguments, whether they count) of this process's micro-batches in a step.
 
         Process p takes the micro-batches p, p + processes, and so on. The last step of an epoch may have too few for
@@ -345,13 +358,13 @@ class Trainer:
             local.append((self.collate(chosen, step * self.micro_batches + index), index == slot))
         return local
 
-    def _begin(self, found: Path | None) -> None:
+    def _begin(self, folder: Path | None) -> None:
         """Load the checkpoint from which the run continues, if there is one, and open the log."""
-        if found is not None:
-            state = checkpoints.read_state(found)
-            check_same(state["settings"], self.fingerprint, str(found))
-            self.parallel.load(checkpoints.read_weights(found, self.kind))
-            states = checkpoints.load_optimizer(found, self.plain_model, self.adamw)
+        if folder is not None:
+            state = checkpoints.read_state(folder)
+            check_same(state["settings"], self.fingerprint, str(folder))
+            self.parallel.load(checkpoints.read_weights(folder, self.model_class))
+            states = checkpoints.load_optimizer(folder, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
             self.step, self.best = state["step"], state["best"]
             self.evaluations_since_best = state.get("evaluations since best", 0)
@@ -373,7 +386,7 @@ class Trainer:
         }
         checkpoints.restore_random_state(local)
 
-    def _optimiser_step(self, batches: list[tuple[dict[str, Any], bool]]) -> None:
+    def _optimiser_step(self, batches: list[tuple[ModelArguments, bool]]) -> None:
         """Update the weights once. The statistics get the losses, gradient norm and tokens of all processes.
 
         ``batches``: of :meth:`_collate_step`.
@@ -416,7 +429,7 @@ class Trainer:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _micro_batch(self, arguments: Mapping[str, Any], factors: torch.Tensor) -> torch.Tensor:
+    def _micro_batch(self, arguments: Mapping[str, object], factors: torch.Tensor) -> torch.Tensor:
         """Add a micro-batch's gradient. Returns the mean of each term of its loss times the term's factor: (terms,)."""
         with self.accelerator.autocast():
             terms = loss_terms(self.model(**arguments))
@@ -541,8 +554,10 @@ class Trainer:
     def _finish(self) -> None:
         """Load the best checkpoint's weights into the model, and write the model, its metrics and its card."""
         self.parallel.finish()
+        if isinstance(self.adamw, AdamW):
+            self.adamw.release()
         if (folder := self._best_folder()) is not None:
-            self.parallel.load(checkpoints.read_weights(folder, self.kind))
+            self.parallel.load(checkpoints.read_weights(folder, self.model_class))
         model = self.parallel.whole_model()
         if self.calibrate is not None and self.best is not None:
             metrics = on_main_process(partial(self._measure, self.calibrate, model))
@@ -550,12 +565,13 @@ class Trainer:
         if self.accelerator.is_main_process:
             assert model is not None
             model.save_pretrained(self.output_dir)
-            best = self.best or {"step": self.step, "metrics": {}}
-            text = json.dumps({"step": best["step"], **best["metrics"]}, indent=1)
+            metrics = self.best["metrics"] if self.best else {}
+            step = self.best["step"] if self.best else self.step
+            text = json.dumps({"step": step, **metrics}, indent=1)
             write_atomically(
                 self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
             )
-            about = self.fingerprint, self.summary, best["metrics"], self.titles
+            about = self.fingerprint, self.summary, metrics, self.titles
             write_card(self.output_dir, model, *about, self.origin, self.held_out)
         self.accelerator.wait_for_everyone()
 
@@ -651,7 +667,7 @@ def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _model_settings(model: PretrainedModel) -> dict[str, Any]:
+def _model_settings(model: PretrainedModel) -> dict[str, object]:
     """{name: value} of the configuration's fields that affect what the model computes."""
     config = model.config
     return {field.name: getattr(config, field.name) for field in fields(config) if field.compare}

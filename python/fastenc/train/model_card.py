@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import fastenc
 from fastenc._base import provenance
@@ -56,7 +56,7 @@ class Origin:
 def write_card(
     folder: Path,
     model: PretrainedModel,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     summary: Sequence[str],
     metrics: dict[str, float],
     titles: Mapping[str, str] | None = None,
@@ -79,7 +79,7 @@ def write_card(
 def model_card(
     folder: Path,
     model: PretrainedModel,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     summary: Sequence[str],
     metrics: dict[str, float],
     titles: Mapping[str, str] | None = None,
@@ -88,7 +88,8 @@ def model_card(
 ) -> str:
     """The text of the card; arguments as in :func:`write_card`."""
     origin = origin or Origin()
-    config, task, titles = model.config, settings.get("task"), titles or {}
+    config, titles = model.config, titles or {}
+    task = cast("str | None", settings.get("task"))
     base = origin.base or model.base
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = settings.get("trained parameters", parameters)
@@ -123,12 +124,12 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that a user can give, by the names of their options."""
     if settings.get("max_steps"):  # which replaces them
         settings = {name: value for name, value in settings.items() if name != "epochs"}
     given = lambda value: value is not None and value is not False and value not in ("", [], ())
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.items():
         flat |= value if isinstance(value, dict) else {name: value}
     return {
@@ -138,7 +139,7 @@ def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -146,9 +147,9 @@ def _shown(value: Any) -> str:
 
 def hub_name(base: str | None) -> str | None:
     """The name on Hugging Face's hub of a checkpoint, from its folder in the hub's cache; None for other folders."""
-    found = re.search(r"models--([^/\\]+)[/\\]snapshots[/\\]", f"{base}/")
-    if found:
-        return found[1].replace("--", "/", 1)
+    match = re.search(r"models--([^/\\]+)[/\\]snapshots[/\\]", f"{base}/")
+    if match:
+        return match[1].replace("--", "/", 1)
     is_name = base is not None and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", base)
     return base if is_name and not Path(str(base)).exists() else None
 
@@ -202,7 +203,7 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if isinstance(value, float) else f"{value}"
 
 
-def _table(values: Mapping[str, Any], title: str) -> str:
+def _table(values: Mapping[str, object], title: str) -> str:
     cell = lambda value: str(value).replace("|", "\\|").replace("\n", " ")
     rows = [f"| {title} | value |", "|---|---|"]
     return "\n".join(

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fastenc.models.pretrained import is_mix
+from fastenc.nn.adamw import adamw
 from fastenc.train.config import TrainConfig
 
 # Factor on the learning rate of the mix of layers (a learned weighted sum). Adam changes a parameter by about the
@@ -45,14 +46,20 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 def _depth(name: str) -> int | None:
     """0 for parameters of the embeddings, i + 1 for those of layer i, None for those above the layers."""
-    if found := re.search(r"\blayers?\.(\d+)\.", name):
-        return int(found[1]) + 1
+    if match := re.search(r"\blayers?\.(\d+)\.", name):
+        return int(match[1]) + 1
     return 0 if re.search(r"\bembeddings", name) else None
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW for the model's trained parameters. It steps in one fused kernel.
+def build_optimizer(
+    model: nn.Module, config: TrainConfig, device: torch.device | None = None
+) -> torch.optim.AdamW:
+    """AdamW for the model's trained parameters, with fused kernels.
 
+    In bfloat16 on a GPU it is :class:`fastenc.nn.adamw.AdamW`, which spares the forward the casts of the weights and
+    has the same state. With graphs or shards it is torch's: a graph would not notice that a weight was changed.
+
+    Args: device: where the steps will run; None: the device of the parameters.
     Raises: ValueError if no parameter is trained.
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
     """
@@ -61,8 +68,14 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         raise ValueError(
             "there is nothing to train, every parameter has requires_grad=False: freeze fewer layers"
         )
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate or 0.0, betas=config.betas, eps=config.adam_eps, fused=True
+    whole = config.parallel != "fsdp" and not config.graph
+    return adamw(
+        groups,
+        next(model.parameters()).device if device is None else device,
+        torch.bfloat16 if config.precision == "bf16" and whole else None,
+        lr=config.learning_rate or 0.0,
+        betas=config.betas,
+        eps=config.adam_eps,
     )
 
 

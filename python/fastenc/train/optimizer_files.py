@@ -87,12 +87,14 @@ def _read_files(folder: Path, parameters: Mapping[str, Tensor]) -> Iterator[tupl
     """Read one file with whole tensors, or the shards of earlier versions: a file with some rows for each process."""
     safe_open = require("safetensors", extra="train").safe_open
     pattern = re.compile(rf"{STEM}(-\d{{5}}-of-(\d{{5}}))?\.safetensors")
-    found = [match for path in sorted(folder.iterdir()) if (match := pattern.fullmatch(path.name))]
-    expected = int(found[0][2] or 1) if found else 1
-    if len(found) != expected:
-        raise ValueError(f"it has {len(found)} of {expected} files {STEM}*.safetensors")
+    matches = [
+        match for path in sorted(folder.iterdir()) if (match := pattern.fullmatch(path.name))
+    ]
+    expected = int(matches[0][2] or 1) if matches else 1
+    if len(matches) != expected:
+        raise ValueError(f"it has {len(matches)} of {expected} files {STEM}*.safetensors")
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(folder / match[0], "pt")) for match in found]
+        files = [stack.enter_context(safe_open(folder / match[0], "pt")) for match in matches]
         for key in {key: None for file in files for key in file.keys()}:  # noqa: SIM118, no dictionary
             rows = [file.get_tensor(key) for file in files if key in file.keys()]  # noqa: SIM118
             parameter = parameters[key.split("|")[0]]

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastenc.models.encoder import EncoderLayer
 from fastenc.models.pretrained import PretrainedModel
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 if TYPE_CHECKING:  # importing it takes over a second
     from torch.distributed.tensor import DTensor
@@ -27,7 +30,7 @@ class Parallel(Protocol):
         optimizer: the same, perhaps wrapped; its step is called.
     """
 
-    model: Any
+    model: nn.Module
     adamw: torch.optim.Optimizer
     optimizer: Any
 
@@ -55,7 +58,7 @@ class Parallel(Protocol):
 class DDP:
     """Each process has the whole model (DistributedDataParallel, by accelerate). It also serves a single process."""
 
-    def __init__(self, accelerator: Any, model: PretrainedModel, build: BuildOptimizer):
+    def __init__(self, accelerator: "Accelerator", model: PretrainedModel, build: BuildOptimizer):
         self.accelerator = accelerator
         # Accelerate's wrapper has the same state as the optimiser that it wraps.
         self.adamw = build(model)
@@ -92,7 +95,7 @@ class FSDP:
     Source: Zhao et al. 2023, arXiv:2304.11277; ``torch.distributed.fsdp.fully_shard``.
     """
 
-    def __init__(self, accelerator: Any, model: PretrainedModel, build: BuildOptimizer):
+    def __init__(self, accelerator: "Accelerator", model: PretrainedModel, build: BuildOptimizer):
         if accelerator.num_processes == 1:
             raise ValueError(
                 "parallel='fsdp' shards the weights over several processes, got 1: start them with "
@@ -111,7 +114,7 @@ class FSDP:
             if isinstance(module, EncoderLayer):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        self.model: Any = model
+        self.model: Any = model  # an FSDPModule, whose parameters are DTensors
         self.plain_model = model
         self.adamw = self.optimizer = build(self.model)
 

@@ -1,7 +1,7 @@
 """The trainer of pretraining, for any objective."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from fastenc.objectives import (
     token_ids,
 )
 from fastenc.text import load_tokenizer, special_tokens
+from fastenc.text.tokenizers import TokenizerLike
 from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
 from fastenc.train.model_card import Origin
@@ -34,7 +35,9 @@ from fastenc.train.processes import on_main_process
 # Width of an attention head of a new model if the number of heads is not given.
 HEAD_WIDTH = 32
 # A new model may have one of these families: those with a masked-LM head.
-FAMILIES = tuple(name for name, kind in ARCHITECTURES.items() if kind.lm_head is not None)
+FAMILIES = tuple(
+    name for name, architecture in ARCHITECTURES.items() if architecture.lm_head is not None
+)
 
 
 @documented
@@ -99,12 +102,12 @@ class ObjectiveOptions:
         """The objective's model, collator and packings."""
         return OBJECTIVES[self.objective]
 
-    def pack(self, documents: Sequence[str], tokenizer: Any) -> list[Any]:
+    def pack(self, documents: Sequence[str], tokenizer: TokenizerLike) -> list[Any]:
         """The training examples of documents."""
         return PACKINGS[str(self.packing)](documents, tokenizer, self.block_size)
 
     def collator(
-        self, tokenizer: Any, examples: Sequence[Any], seed: int, counts: Any = None
+        self, tokenizer: TokenizerLike, examples: Sequence[Any], seed: int, counts: Any = None
     ) -> Collator:
         """The collator of the objective.
 
@@ -194,7 +197,7 @@ class NewModel:
         most = max(1, self.hidden // HEAD_WIDTH)
         return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
 
-    def make_tokenizer(self, documents: Sequence[str]) -> Any:
+    def make_tokenizer(self, documents: Sequence[str]) -> TokenizerLike:
         """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
         if self.tokenizer not in KINDS:
             return load_tokenizer(self.tokenizer)
@@ -204,7 +207,9 @@ class NewModel:
         ).to_str()
         return require("tokenizers", extra="models").Tokenizer.from_str(on_main_process(trained))
 
-    def make(self, options: ObjectiveOptions, tokenizer: Any, seed: int = 0) -> PretrainedModel:
+    def make(
+        self, options: ObjectiveOptions, tokenizer: TokenizerLike, seed: int = 0
+    ) -> PretrainedModel:
         """A model of the objective, with random weights and this tokenizer."""
         torch.manual_seed(seed)
         positions = max(512, options.block_size)
@@ -274,7 +279,7 @@ def objective_trainer(
     config: TrainConfig,
     *,
     dev: Sequence[str] | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     origin: Origin | None = None,
     show_progress: bool | None = None,
 ) -> Trainer:

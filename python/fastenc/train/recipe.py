@@ -4,7 +4,7 @@ import json
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastenc._base.config_files import parse_config
 from fastenc._base.files import write_atomically
@@ -21,7 +21,7 @@ class Recipe(NamedTuple):
     """
 
     description: str
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 def recipe_names() -> list[str]:
@@ -43,7 +43,7 @@ def read_recipe(name: str) -> Recipe:
     return Recipe(values.pop("description"), values)
 
 
-def write_recipe(path: Path, values: dict[str, Any], description: str) -> None:
+def write_recipe(path: Path, values: dict[str, object], description: str) -> None:
     """Write options as a TOML configuration file. Options with the value None are left out."""
     lines = [f"description = {_toml_value(description)}"]
     lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
@@ -52,6 +52,6 @@ def write_recipe(path: Path, values: dict[str, Any], description: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _toml_value(value: Any) -> str:
+def _toml_value(value: object) -> str:
     """A value in TOML. Numbers, Booleans, strings and lists of them are written as in JSON."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,11 +1,15 @@
 """Sends the lines of the log to TensorBoard or Weights & Biases, through accelerate's trackers."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 PROJECT = "fastenc"
 TRACKERS = ("tensorboard", "wandb")
@@ -21,13 +25,15 @@ def check_trackers(names: tuple[str, ...]) -> None:
         require(name, extra=name)
 
 
-def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict[str, Any]) -> None:
+def start_trackers(
+    accelerator: "Accelerator", output_dir: Path, step: int, settings: Mapping[str, object]
+) -> None:
     """Start the trackers, or continue after ``step``.
 
     What an interrupted run logged after ``step`` is dropped or overwritten. TensorBoard's files are in
     output_dir/fastenc. Weights & Biases continues the run whose id is in output_dir/wandb-id.
     """
-    options: dict[str, dict[str, Any]] = {"tensorboard": {"purge_step": step + 1}}
+    options: dict[str, dict[str, object]] = {"tensorboard": {"purge_step": step + 1}}
     if accelerator.is_main_process and "wandb" in map(str, accelerator.log_with):
         options["wandb"] = {
             "id": _wandb_id(output_dir / "wandb-id", new=not step),
@@ -39,7 +45,7 @@ def start_trackers(accelerator: Any, output_dir: Path, step: int, settings: dict
     accelerator.init_trackers(PROJECT, init_kwargs=options)
 
 
-def stop_trackers(accelerator: Any) -> None:
+def stop_trackers(accelerator: "Accelerator") -> None:
     """Close the trackers."""
     # accelerator.end_training would also close the connections between the processes.
     for tracker in accelerator.trackers:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
 from fastenc.nn.stack import run_stack
-from fastenc.ops import _dispatch, unpack
+from fastenc.ops import dispatch, unpack
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 INDICES = ("input_ids", "token_type_ids", "position_ids")
@@ -50,7 +53,7 @@ class PackedRun(NamedTuple):
         return unpack(hidden, self.batch)
 
 
-def inputs_reason(model: Any, arguments: dict) -> str | None:
+def inputs_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
     """Why the model must take its own forward, judged by the types of the inputs and not by their values, or None."""
     if torch.jit.is_tracing():
         return "it is being traced"
@@ -68,19 +71,19 @@ def inputs_reason(model: Any, arguments: dict) -> str | None:
             return f"{name} is {value.dtype}"
     weight = next(model.parameters())
     reason = _dtype_reason(weight)
-    if reason is None and (dtype := _dispatch.autocast_dtype(weight.device.type)) is not None:
+    if reason is None and (dtype := dispatch.autocast_dtype(weight.device.type)) is not None:
         reason = _dtype_reason(weight.new_empty(0, dtype=dtype))
     return reason
 
 
 def _dtype_reason(x: Tensor) -> str | None:
-    if _dispatch.choose("attention", "auto", x) != "reference":
+    if dispatch.choose("attention", "auto", x) != "reference":
         return None
     return f"there is no fused attention for {x.dtype} on {x.device.type}"
 
 
 def arguments_reason(
-    model: Any, live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
+    model: "PreTrainedModel", live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
 ) -> str | None:
     """Why a call with these arguments must take the model's own forward, or None."""
     extra = {
@@ -122,7 +125,7 @@ def model_reason(reading: Reading) -> str | None:
 
 
 def run(
-    model: Any,
+    model: "PreTrainedModel",
     live: LiveEncoder,
     reading: Reading,
     arguments: dict,
@@ -142,7 +145,7 @@ def run(
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, batch)
     dtype = _stream_dtype(x)
-    modules = reading.stack_modules(live.frozen.current(model))
+    modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
     states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules)
     for number, state in enumerate(states):
@@ -153,13 +156,17 @@ def run(
 
 
 def output(
-    model: Any, live: LiveEncoder, packed: PackedRun, arguments: dict, wanted: frozenset[int] | None
+    model: "PreTrainedModel",
+    live: LiveEncoder,
+    packed: PackedRun,
+    arguments: dict,
+    wanted: frozenset[int] | None,
 ):
     """The padded results in the class that the model's own forward returns, or as a tuple."""
     hidden = packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
-        fields["pooler_output"] = live.kind.live_pooled(model, hidden)
+        fields["pooler_output"] = live.architecture.live_pooled(model, hidden)
     states = padded_states(packed, hidden, wanted)
     if states is not None:
         fields["hidden_states"] = states
@@ -184,7 +191,9 @@ def padded_states(
     return tuple(states)
 
 
-def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[int] | None:
+def wanted_states(
+    model: "PreTrainedModel", live: LiveEncoder, arguments: dict
+) -> frozenset[int] | None:
     """The numbers of the hidden states that the call requests, or None. Numbers beyond the last state are left out."""
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
@@ -195,7 +204,7 @@ def wanted_states(model: Any, live: LiveEncoder, arguments: dict) -> frozenset[i
     return frozenset(number % count for number in numbers if -count <= number < count)
 
 
-def switch(model: Any, arguments: dict, name: str) -> Any:
+def switch(model: "PreTrainedModel", arguments: dict, name: str) -> Any:
     """The value of a switch: the argument of the call, or the configuration's value."""
     given = arguments.get(name)
     if name not in arguments or (given is None and _takes_flag(type(model).forward, name)):
@@ -239,6 +248,6 @@ def _stream_dtype(x: Tensor) -> torch.dtype:
 
     It is LayerNorm's output dtype. On a CPU autocast keeps the dtype of LayerNorm's input; on CUDA it is float32.
     """
-    if x.device.type == "cuda" and _dispatch.autocast_dtype("cuda") is not None:
+    if x.device.type == "cuda" and dispatch.autocast_dtype("cuda") is not None:
         return torch.float32
     return x.dtype

@@ -52,7 +52,7 @@ class DataCollatorWithSeqlens:
         collator: returns a mapping with ``attention_mask`` (batch, length) and, if there are any, ``labels``.
     """
 
-    def __init__(self, collator: Callable[[Any], Any]):
+    def __init__(self, collator: Callable[..., Any]):
         self.collator = collator
 
     def __call__(self, features: Any) -> Any:
@@ -82,13 +82,13 @@ def take_metadata(arguments: dict) -> BatchMetadata | None:
     if labels is None:  # a Trainer with label smoothing does not pass the labels to the model
         collated = replace(collated, labelled=0, labelled_padding=0)
     if mask.device.type not in ASSERTING:
-        found = read_metadata(mask, labels)
-        if found not in (None, collated):
+        read = read_metadata(mask, labels)
+        if read not in (None, collated):
             raise ValueError(
-                f"batch_metadata must be of the call's attention_mask and labels, got {collated} for {found}: "
+                f"batch_metadata must be of the call's attention_mask and labels, got {collated} for {read}: "
                 "change masks and labels inside the collator that DataCollatorWithSeqlens is given"
             )
-        return found
+        return read
     counted = _count(mask, labels)
     if counted is None:
         return None

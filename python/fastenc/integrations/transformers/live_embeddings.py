@@ -1,7 +1,5 @@
 """The embeddings of a live model for the real tokens of a padded batch."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from fastenc.packing import PackedBatch
 
 
 def embed(
-    live: LiveEncoder, reading: Reading, arguments: dict[str, Any], batch: PackedBatch
+    live: LiveEncoder, reading: Reading, arguments: dict[str, Tensor | None], batch: PackedBatch
 ) -> tuple[Tensor, Tensor]:
     """The embedded tokens (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder."""
     assert batch.padded_shape is not None and batch.indices is not None  # pack() sets them
@@ -61,13 +59,16 @@ def tables_of(reading: Reading) -> EmbeddingTables:
 
 
 def _positions(
-    live: LiveEncoder, arguments: dict[str, Any], shape: tuple[int, int], device: torch.device
+    live: LiveEncoder,
+    arguments: dict[str, Tensor | None],
+    shape: tuple[int, int],
+    device: torch.device,
 ) -> Tensor:
     """The rows of the position table for the padded batch, as the architecture counts them."""
     length = shape[1]
-    if not live.kind.positions_after_padding:
+    if not live.architecture.positions_after_padding:
         return torch.arange(length, device=device)[None] + live.config.position_offset
-    padding = live.kind.padding_row(live.config.pad_token_id)
+    padding = live.architecture.padding_row(live.config.pad_token_id)
     ids = arguments.get("input_ids")
     if ids is None:
         return torch.arange(length, device=device)[None] + padding + 1

@@ -3,8 +3,8 @@
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,12 @@ from fastenc.integrations.transformers.live_model import (
     output_class,
     weight_difference,
 )
-from fastenc.integrations.transformers.lora import LiveLowRank, base_linear, is_lora_linear
+from fastenc.integrations.transformers.lora import (
+    LiveLora,
+    LiveLowRank,
+    base_linear,
+    is_lora_linear,
+)
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
@@ -37,6 +42,9 @@ from fastenc.nn.relative_positions import position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 LINEARS = ("qkv", "attention_out", "up", "down")
 # Linear layers that only some families have.
 POSITIONS = ("position_key", "position_query")
@@ -51,7 +59,7 @@ class LiveLayer:
         module: transformers' module of the layer.
         modules: our name of a module → transformers' modules, whose weights are stacked.
         dropouts: the dropout probabilities, 0 in evaluation.
-        added: the additions of PEFT's LoRA, active or not, or None without LoRA.
+        added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
     """
 
     module: nn.Module
@@ -92,10 +100,21 @@ class LiveLayer:
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
 
     def adapted(self) -> LayerAdaptation | None:
-        if self.added is None:
-            return None
-        active = any(added.is_active() for added in self.added.low_rank.values())  # type: ignore[operator]
-        return self.added if active else None
+        return self.added if self.added is not None and self.added.is_active() else None
+
+    def with_added(self, added: LayerAdaptation | None) -> "LiveLayer":
+        """The layer with the modules of :mod:`fastenc.adapt`.
+
+        Raises: ValueError if PEFT's LoRA is active in the layer.
+        """
+        if added is None:
+            return self
+        if self.adapted() is not None:
+            raise ValueError(
+                "a layer takes one adaptation, got PEFT's LoRA and one of fastenc.adapt: call the PEFT model's "
+                "disable_adapter(), or use_adaptation(encoder, None)"
+            )
+        return replace(self, added=added)
 
     def __call__(
         self,
@@ -175,21 +194,23 @@ class LiveEncoder:
         frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: "PreTrainedModel"):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
-        kind = self.config.architecture
-        self.stack = kind.stack(self.config)
+        architecture = self.config.architecture
+        self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
-            kind.embedding_norm(self.config),
-            kind.embedding_scale(self.config),
-            kind.projects_embeddings_first(self.config),
+            architecture.embedding_norm(self.config),
+            architecture.embedding_scale(self.config),
+            architecture.projects_embeddings_first(self.config),
         )
         self.frozen = FrozenWeights()
-        self._names = {ours: _several(theirs) for ours, theirs in kind.names(self.config).items()}
-        self._dropouts = kind.dropout_names(self.config)
+        self._names = {
+            ours: _several(theirs) for ours, theirs in architecture.names(self.config).items()
+        }
+        self._dropouts = architecture.dropout_names(self.config)
         linears = [
             self._names[f"layers.{index}.{name}"]
-            for index in range(kind.layer_modules(self.config))
+            for index in range(architecture.layer_modules(self.config))
             for name in LINEARS
         ]
         self._allowed = Allowed(
@@ -199,13 +220,13 @@ class LiveEncoder:
         )
         self._expected = new_of_same_class(model)
         self.output_class = output_class(model)
-        self._last: tuple[Snapshot, dict[str, Any], Reading] | None = None
+        self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     @property
-    def kind(self) -> Architecture:
+    def architecture(self) -> Architecture:
         return self.config.architecture
 
-    def read(self, model: Any) -> Reading:
+    def read(self, model: "PreTrainedModel") -> Reading:
         """Read the model. The last reading is returned if the model has not changed since."""
         last, values = self._last, vars(model.config)
         if last is not None and last[1] == values and last[0].is_current():
@@ -217,7 +238,7 @@ class LiveEncoder:
         self._last = snapshot, values, reading
         return reading
 
-    def _configuration_difference(self, model: Any) -> str | None:
+    def _configuration_difference(self, model: "PreTrainedModel") -> str | None:
         """How the attention windows in the configuration have changed, or None.
 
         transformers reads them in each call. The other values are read only when a model is built.
@@ -225,17 +246,18 @@ class LiveEncoder:
         try:
             now = EncoderConfig.from_hf(model.config.to_dict())
             windows = [
-                self.kind.layer(now, i).attention.window for i in range(len(self.stack.layers))
+                self.architecture.layer(now, i).attention.window
+                for i in range(len(self.stack.layers))
             ]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
         same = windows == [spec.attention.window for spec in self.stack.layers]
         return None if same else "its configuration names other windows"
 
-    def _read_modules(self, model: Any) -> Reading:
+    def _read_modules(self, model: "PreTrainedModel") -> Reading:
         """The reading of a model that has the modules of its class."""
         layers = []
-        for index in range(self.kind.layer_modules(self.config)):
+        for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
                 for name in (*LINEARS, *POSITIONS, "attention_norm", "out_norm")
@@ -251,7 +273,9 @@ class LiveEncoder:
             if self._is_partly_training(module, path):
                 return Reading(f"some modules of {path} are in training mode, and others are not")
             dropout = self._dropout(model, index) if module.training else NO_DROPOUT
-            without_lora = {name: tuple(map(base_linear, found)) for name, found in modules.items()}
+            without_lora = {
+                name: tuple(map(base_linear, several)) for name, several in modules.items()
+            }
             layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
         outside = {
             name: _found(model, paths[0])
@@ -259,9 +283,9 @@ class LiveEncoder:
             if not name.startswith("layers.")
         }
         embeddings = self._dropout_p(
-            model, "embeddings", self.kind.embedding_dropout_p(self.config)
+            model, "embeddings", self.architecture.embedding_dropout_p(self.config)
         )
-        final = self._dropout_p(model, "final", self.kind.final_dropout_p(self.config))
+        final = self._dropout_p(model, "final", self.architecture.final_dropout_p(self.config))
         convolution = self._dropout_p(model, "convolution", 0.0)
         if 1.0 in (
             embeddings,
@@ -273,15 +297,15 @@ class LiveEncoder:
         weighted = self._weighted(model)
         return Reading(None, tuple(layers), outside, embeddings, final, convolution, weighted)
 
-    def _weighted(self, model: Any) -> tuple[tuple[Any, torch.Size], ...]:
-        found = []
+    def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
+        weighted = []
         for name, paths in self._names.items():
             for path in paths:
                 live, expected = _found(model, path), _found(self._expected, path)
                 is_norm = name.endswith("norm") and getattr(expected, "weight", None) is not None
                 if is_norm or isinstance(expected, nn.Linear):
-                    found.append((base_linear(live), expected.weight.shape))
-        return tuple(found)
+                    weighted.append((base_linear(live), expected.weight.shape))
+        return tuple(weighted)
 
     def _is_partly_training(self, layer: nn.Module, path: str) -> bool:
         """Whether some modules of a layer are in training mode and others are not, except linear layers and LoRA."""
@@ -289,23 +313,23 @@ class LiveEncoder:
         names = [name for name, module in inner if not isinstance(module, nn.Linear)]
         return len({layer.get_submodule(name).training for name in names}) > 1
 
-    def _dropout_p(self, model: Any, name: str, described: float) -> float:
+    def _dropout_p(self, model: "PreTrainedModel", name: str, described: float) -> float:
         path = self._dropouts.get(name)
         if path is None:
             return described if model.training else 0.0
         module = model.get_submodule(path)
-        return module.p if module.training else 0.0
+        return cast(float, module.p) if module.training else 0.0
 
-    def _dropout(self, model: Any, index: int) -> LayerDropout:
-        described = self.kind.layer_dropout(self.config)
-        read = {}
+    def _dropout(self, model: "PreTrainedModel", index: int) -> LayerDropout:
+        described = self.architecture.layer_dropout(self.config)
+        read: dict[str, Any] = {}
         for field in LayerDropout._fields:
             path = self._dropouts.get(f"layers.{index}.{field}")
             if path is not None:
                 read[field] = model.get_submodule(path).p
         return described._replace(**read)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
@@ -318,7 +342,7 @@ class LiveEncoder:
 class FrozenOwner:
     """Gives :class:`FrozenWeights` the weights of a patched model."""
 
-    def __init__(self, model: Any, live: LiveEncoder):
+    def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
         self._model, self._live = model, live
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
@@ -340,14 +364,14 @@ class FrozenOwner:
 
 def architecture_of(base: Any) -> Architecture | None:
     """The architecture for transformers' class of ``base``, or None if it is not supported."""
-    kind, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
-    if architecture is None or not kind.__module__.startswith("transformers."):
+    model_class, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
+    if architecture is None or not model_class.__module__.startswith("transformers."):
         return None
     name = architecture.class_prefix + architecture.bare_class
-    return architecture if kind.__name__ == name else None
+    return architecture if model_class.__name__ == name else None
 
 
-def _found(model: Any, path: str) -> Any:
+def _found(model: "PreTrainedModel", path: str) -> Any:
     """The module at this path, or None if there is none (such as ELECTRA's projection between equal widths)."""
     try:
         return model.get_submodule(path)
@@ -369,4 +393,4 @@ def _added(modules: dict[str, tuple[Any, ...]]) -> LayerAdaptation | None:
         for name in LINEARS
         if any(map(is_lora_linear, modules[name]))
     }
-    return LayerAdaptation(low_rank) if low_rank else None
+    return LiveLora(low_rank) if low_rank else None

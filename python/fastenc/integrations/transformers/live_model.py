@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterable
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 from fastenc.integrations.transformers import lora
 from fastenc.integrations.transformers.hooks import HOOKS, has_hooks
 from fastenc.nn.frozen_weights import FrozenWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Attributes that do not change what a module computes, or that the fused forward reads in every call. num_embeddings is
 # also the number of rows of an embedding's weight.
@@ -44,14 +47,14 @@ class _WithoutParameters(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def new_of_same_class(model: Any) -> Any:
+def new_of_same_class(model: "PreTrainedModel") -> Any:
     """A new model of the same class and configuration, without memory for the parameters."""
     # On the CPU, even if the caller has set another default device.
     with torch.device("cpu"), _WithoutParameters():
         return _new(model, copy.deepcopy(model.config))
 
 
-def output_class(model: Any) -> type:
+def output_class(model: "PreTrainedModel") -> type:
     """The class that the model's forward returns, found by calling a new model on the meta device."""
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
@@ -72,7 +75,7 @@ def output_class(model: Any) -> type:
         return type(new(input_ids=ids))
 
 
-def _new(model: Any, config: Any) -> Any:
+def _new(model: "PreTrainedModel", config: Any) -> Any:
     options = {}
     if "add_pooling_layer" in inspect.signature(type(model).__init__).parameters:
         options["add_pooling_layer"] = model.pooler is not None
@@ -134,13 +137,13 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
 
 
 def _other_attribute(
-    live: dict, expected: dict, read: set[str], kind: type, is_root: bool
+    live: dict, expected: dict, read: set[str], module_class: type, is_root: bool
 ) -> str | None:
     for key, value in live.items():
         if key in expected:
             if key[0] != "_" and key not in read and not _same(value, expected[key]):
                 return key
-        elif not (is_root and key in PATCHED) and callable(getattr(kind, key, None)):
+        elif not (is_root and key in PATCHED) and callable(getattr(module_class, key, None)):
             return key  # the attribute hides a method of the class
     return next((key for key in expected if key not in live and key not in READ_LIVE), None)
 

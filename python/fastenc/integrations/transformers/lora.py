@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fastenc.integrations.transformers.hooks import has_hooks
-from fastenc.ops._gemm import linear
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.ops.gemm import linear
 
 
 def is_lora_linear(module: Any) -> bool:
-    kind = type(module)
-    return kind.__module__ == "peft.tuners.lora.layer" and kind.__name__ == "Linear"
+    module_class = type(module)
+    return module_class.__module__ == "peft.tuners.lora.layer" and module_class.__name__ == "Linear"
 
 
 def base_linear(module: Any) -> Any:
@@ -62,6 +63,13 @@ class LiveLowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         added = [_addition(module, x) for module in self._linears]
         return added[0] if len(added) == 1 else torch.cat(added, -1)
+
+
+class LiveLora(LayerAdaptation):
+    """What PEFT's LoRA adds to one layer of a live model, while one of its adapters is switched on."""
+
+    def is_active(self) -> bool:
+        return any(added.is_active() for added in self.low_rank.values())  # type: ignore[operator]
 
 
 def _addition(module: Any, x: Tensor) -> Tensor:

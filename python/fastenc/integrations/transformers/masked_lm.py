@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,35 +23,41 @@ from fastenc.models.architectures import Architecture
 from fastenc.models.architectures.base import HeadSpec
 from fastenc.nn.layer import activate_plain
 from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.ops._gemm import linear
+from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def is_masked_lm(model: Any, kind: Architecture) -> bool:
-    return kind.lm_head is not None and type(model).__name__ == f"{kind.class_prefix}ForMaskedLM"
+
+def is_masked_lm(model: "PreTrainedModel", architecture: Architecture) -> bool:
+    return (
+        architecture.lm_head is not None
+        and type(model).__name__ == f"{architecture.class_prefix}ForMaskedLM"
+    )
 
 
 class LiveHead:
     """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
 
-    def __init__(self, model: Any, live: LiveEncoder):
+    def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
         names = _head(live).names
         self._linears = [names[name] for name in ("dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
 
-    def unsupported_reason(self, model: Any) -> str | None:
+    def unsupported_reason(self, model: "PreTrainedModel") -> str | None:
         """Why the model's own head must run, or None."""
         reason = self._difference(model)
         if reason is not None:
             return reason
         find = self._expected.get_submodule
-        found = (
+        differences = (
             weight_difference(model.get_submodule(p), find(p).weight.shape) for p in self._linears
         )
-        return next((reason for reason in found if reason is not None), None)
+        return next((reason for reason in differences if reason is not None), None)
 
-    def _difference(self, model: Any) -> str | None:
+    def _difference(self, model: "PreTrainedModel") -> str | None:
         last = self._last
         if last is not None and last[0].is_current():
             return last[1]
@@ -63,7 +69,7 @@ class LiveHead:
         self._last = snapshot, reason
         return reason
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_last": None}
 
     def __deepcopy__(self, memo: dict) -> "LiveHead":
@@ -72,7 +78,7 @@ class LiveHead:
         return new
 
 
-def call_reason(model: Any, arguments: dict) -> str | None:
+def call_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
     """Why the model's own head must run for a call with these arguments, or None."""
     if has_hooks(model.base_model):
         return "the base model has hooks"
@@ -90,8 +96,8 @@ def _has_loss_function(forward: Callable) -> bool:
 
 
 def forward(
-    model: Any,
-    encoder: Any,
+    model: "PreTrainedModel",
+    encoder: "PreTrainedModel",
     live: LiveEncoder,
     reading: Reading,
     arguments: dict,
@@ -133,7 +139,7 @@ def forward(
     return result if as_dict else result.to_tuple()
 
 
-def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
+def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), or without the norm if the head has none."""
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
     name = _head(live).kernel_activation(live.config.activation)
@@ -143,7 +149,7 @@ def _transform(model: Any, live: LiveEncoder, hidden: Tensor) -> Tensor:
     return layer_norm(x, norm.weight, getattr(norm, "bias", None), eps=norm.eps)
 
 
-def _module(model: Any, live: LiveEncoder, name: str) -> Any:
+def _module(model: "PreTrainedModel", live: LiveEncoder, name: str) -> Any:
     path = _head(live).names.get(name)
     return None if path is None else model.get_submodule(path)
 
@@ -155,8 +161,8 @@ def _bias(model: Any, live: LiveEncoder) -> Tensor:
 
 
 def _head(live: LiveEncoder) -> HeadSpec:
-    assert live.kind.lm_head is not None  # is_masked_lm() has seen it
-    return live.kind.head(live.config, live.kind.lm_head)
+    assert live.architecture.lm_head is not None  # is_masked_lm() has seen it
+    return live.architecture.head(live.config, live.architecture.lm_head)
 
 
 def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:

@@ -1,35 +1,54 @@
 """A patched transformers model as an :class:`fastenc.Encoder`: our calls on packed batches, its weights."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fastenc.integrations.transformers.live_embeddings import tables_of
-from fastenc.integrations.transformers.live_encoder import FrozenOwner, LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import (
+    FrozenOwner,
+    LiveEncoder,
+    LiveLayer,
+    Reading,
+)
 from fastenc.models.adapters.adaptation_state import AdaptationState
+from fastenc.models.adapters.adapter_checkpoint import is_adapted
 from fastenc.models.encoder import Encoder
-from fastenc.nn.embeddings import embed
+from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.embeddings import embed, normalised_words
 from fastenc.nn.layer_call import Prepared
+from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules
 from fastenc.packing import PackedBatch
+from fastenc.text.tokenizers import TokenizerLike, save_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class PatchedEncoder(Encoder):
     """An encoder that reads its weights from a patched transformers model in every call.
 
     It computes what every :class:`fastenc.Encoder` computes: packed batches, ``encode``, ``embed_words``,
-    :mod:`fastenc.analysis`. The weights, the mode (training or evaluation) and the gradients are the model's. Weights
-    that change in the model change here. ``fastenc.adapt`` does not take it; PEFT's LoRA in the model does its work.
+    :mod:`fastenc.analysis`, CUDA graphs. The weights, the mode (training or evaluation) and the gradients are the
+    model's. Weights that change in the model change here. What ``fastenc.adapt`` adds belongs to this object: calls of
+    the model itself do not compute it, until a LoRA is merged into the weights.
     """
 
-    def __init__(self, model: Any, live: LiveEncoder, tokenizer: Any = None):
+    def __init__(
+        self, model: "PreTrainedModel", live: LiveEncoder, tokenizer: TokenizerLike | None = None
+    ):
         nn.Module.__init__(self)
         self.model, self.live, self.tokenizer = model, live, tokenizer
         self.config, self.stack, self.frozen = live.config, live.stack, live.frozen
         self.mix, self.sentence, self.adapted = None, None, AdaptationState()
         self.task_options = {}
+        self.base = getattr(model.config, "name_or_path", None) or None
+        count = live.config.architecture.layer_modules(live.config)
+        self.layers = nn.ModuleList(PatchedLayer(self._live_layer, i) for i in range(count))
 
     @property
     def training(self) -> bool:
@@ -44,23 +63,51 @@ class PatchedEncoder(Encoder):
         return LiveEmbeddings(self.live, self._read())
 
     @property
-    def layers(self) -> Any:  # type: ignore[override]
-        raise ValueError(
-            "the layers of a patched model belong to the model: fastenc.adapt takes fastenc.Encoder, "
-            "and a patched model takes PEFT's LoRA"
-        )
+    def first_norm(self) -> Any:  # type: ignore[override]
+        return self._read().modules.get("first_norm")
+
+    @property
+    def relative_biases(self) -> nn.ModuleList:  # type: ignore[override]
+        modules = self._read().modules
+        tables = [module for name, module in modules.items() if name.startswith("relative_biases.")]
+        return nn.ModuleList(table for table in tables if table is not None)
+
+    def _live_layer(self, index: int) -> LiveLayer:
+        return self._read().layers[index]
 
     def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
-        return self._read().stack_modules(frozen)
+        reading = self._read()
+        modules = reading.stack_modules(frozen)
+        added = [layer.adapted() for layer in self.layers if isinstance(layer, PatchedLayer)]
+        if not any(added):
+            return modules
+        for adaptation in added:
+            if adaptation is not None and adaptation.training != self.training:
+                adaptation.train(self.training)
+        pairs = zip(reading.layers, added, strict=True)
+        return modules._replace(layers=[layer.with_added(each) for layer, each in pairs])
 
-    def layer_weights(self) -> Any:
+    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         return FrozenOwner(self.model, self.live).layer_weights()
 
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if getattr(self.model, "pooler", None) is None or not batch.num_sequences:
             return None
         first = pool(x, batch.cu_seqlens, "cls")
-        return self.live.kind.live_pooled(self.model, first[:, None])
+        return self.live.architecture.live_pooled(self.model, first[:, None])
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the adaptation in use, as every :class:`fastenc.Encoder` does; without one, the model itself."""
+        if is_adapted(self):
+            super().save_pretrained(folder)
+            return
+        self.model.save_pretrained(folder)
+        if self.tokenizer is not None:
+            save_tokenizer(self.tokenizer, Path(folder))
+
+    def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
+        """No names: the parameters are the live model's, under its own names, and there is no head of ours."""
+        return {}
 
     def _read(self) -> Reading:
         reading = self.live.read(self.model)
@@ -71,6 +118,35 @@ class PatchedEncoder(Encoder):
                 f"its own forward, because {reason}: undo that"
             )
         return reading
+
+
+class PatchedLayer(nn.Module):
+    """The adaptations of one layer of a patched model, in the form in which :class:`EncoderLayer` has them.
+
+    Args:
+        live: returns the layer of the live model with this index.
+    """
+
+    def __init__(self, live: Callable[[int], LiveLayer], index: int):
+        super().__init__()
+        self._live, self._index = live, index
+        self.adaptations = nn.ModuleDict()
+        self.adaptation: str | None = None
+
+    def weights(self) -> LayerWeights:
+        return self._live(self._index).weights()
+
+    def adapted(self) -> LayerAdaptation | None:
+        """The modules of the adaptation in use, or None."""
+        if self.adaptation is None:
+            return None
+        added = self.adaptations[self.adaptation]
+        assert isinstance(added, LayerAdaptation)
+        return added
+
+    def requires_grad_(self, requires_grad: bool = True) -> "PatchedLayer":
+        self._live(self._index).module.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
 
 
 class LiveEmbeddings:
@@ -97,8 +173,18 @@ class LiveEmbeddings:
         )
         return x, table if tied_weight else None
 
+    def normalised(self, rows: Tensor) -> Tensor:
+        """:meth:`fastenc.nn.embeddings.Embeddings.normalised`"""
+        return normalised_words(self.live.embeddings, tables_of(self.reading), rows)
 
-def backend_of(tokenizer: Any) -> Any:
+    def requires_grad_(self, requires_grad: bool = True) -> "LiveEmbeddings":
+        for name, module in self.reading.modules.items():
+            if name.startswith("embeddings.") and module is not None:
+                module.requires_grad_(requires_grad)
+        return self
+
+
+def backend_of(tokenizer: Any) -> TokenizerLike:
     """A ``tokenizers.Tokenizer`` without padding and truncation, from one or from transformers' fast tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     copy = type(backend).from_str(backend.to_str())

@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,13 @@ from fastenc.integrations.transformers.live_encoder import (
 )
 from fastenc.integrations.transformers.patched_encoder import PatchedEncoder, backend_of
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.ops import _flops  # noqa: F401  (so that a patched model's FLOPs are counted)
+from fastenc.ops import flops  # noqa: F401  (so that a patched model's FLOPs are counted)
+from fastenc.text.tokenizers import TokenizerLike
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound=nn.Module)
 STATE = "_fastenc_patch"
 FROZEN = "fastenc_frozen"
 
@@ -68,7 +73,7 @@ _call_context: ContextVar[_CallContext | None] = ContextVar(
 )
 
 
-def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
+def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     """Accelerate a Hugging Face encoder in place, and return it.
 
     It supports transformers' classes of the architectures in ``fastenc.models.architectures``: base models, models with
@@ -97,18 +102,19 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)
-    kind = architecture_of(top.base_model)
-    if kind is None:
+    architecture = architecture_of(top.base_model)
+    if architecture is None:
         classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
         raise ValueError(
             f"patch supports {', '.join(classes)} and models over them, got {type(top).__name__} over "
             f'{type(top.base_model).__name__}: fastenc.register_attention() and attn_implementation="fastenc" give any '
             "model with attention back-ends the attention kernel"
         )
-    has_head = masked_lm.is_masked_lm(top, kind)
+    has_head = masked_lm.is_masked_lm(top, architecture)
     if labelled_logits_only and not has_head:
         raise ValueError(
-            f"labelled_logits_only is for {kind.class_prefix}ForMaskedLM, got {type(top).__name__}: leave it out"
+            f"labelled_logits_only is for {architecture.class_prefix}ForMaskedLM, "
+            f"got {type(top).__name__}: leave it out"
         )
     encoder = _encoder_of(top)
     if STATE not in encoder.__dict__:
@@ -124,7 +130,7 @@ def patch(model: Any, *, labelled_logits_only: bool = False) -> Any:
     return model
 
 
-def unpatch(model: Any) -> Any:
+def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
     top = _pretrained(model)
     for module in {id(m): m for m in (top, _encoder_of(top))}.values():
@@ -140,7 +146,7 @@ def unpatch(model: Any) -> Any:
     return model
 
 
-def encoder_of(model: Any, tokenizer: Any = None) -> PatchedEncoder:
+def encoder_of(model: nn.Module, tokenizer: TokenizerLike | None = None) -> PatchedEncoder:
     """The encoder of a patched model as an :class:`fastenc.Encoder`, which shares its weights.
 
     So ``encode``, ``embed_words``, packed batches and :mod:`fastenc.analysis` work on a model of transformers.
@@ -170,7 +176,7 @@ def owner_of_weights(module: Any) -> Any:
     return FrozenOwner(module, state.encoder)
 
 
-def _pretrained(model: Any) -> Any:
+def _pretrained(model: nn.Module) -> "PreTrainedModel":
     """The transformers model: ``model``, or the one inside it."""
     pretrained = require("transformers", extra="transformers").PreTrainedModel
     if isinstance(model, pretrained):
@@ -185,13 +191,14 @@ def _pretrained(model: Any) -> Any:
     )
 
 
-def _encoder_of(top: Any) -> Any:
+def _encoder_of(top: "PreTrainedModel") -> "PreTrainedModel":
     base = top.base_model
-    kind = architecture_of(base)
-    return base if kind is None else base.get_submodule(kind.live_path)
+    architecture = architecture_of(base)
+    encoder = base if architecture is None else base.get_submodule(architecture.live_path)
+    return cast("PreTrainedModel", encoder)
 
 
-def _install(module: Any, fused: Callable[..., Any]) -> _State:
+def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> _State:
     state = module.__dict__.get(STATE)
     if state is not None:
         return state
@@ -201,8 +208,8 @@ def _install(module: Any, fused: Callable[..., Any]) -> _State:
     forward = functools.partial(_forward, module)
     # The Trainer reads the signature to know the columns that the model takes.
     forward.__signature__ = signature  # type: ignore[attr-defined]
-    module.forward = forward
-    module._replicate_for_data_parallel = functools.partial(_replica, module)
+    module.forward = forward  # type: ignore[method-assign]
+    module._replicate_for_data_parallel = functools.partial(_replica, module)  # type: ignore[method-assign]
     return state
 
 
@@ -261,7 +268,7 @@ def _encoder_forward(encoder, state: _State, arguments: dict, plain):
 
 
 def _read(
-    encoder: Any, live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
+    encoder: "PreTrainedModel", live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
 ) -> tuple[str | None, Reading | None]:
     """(None, the reading of the encoder), or (why it must take its own forward, None)."""
     reason = base_model.arguments_reason(encoder, live, arguments, metadata)
@@ -317,7 +324,7 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
     return _with_own_head(model, arguments, metadata, plain)
 
 
-def _warn_once(model: Any, state: _State, reason: str) -> None:
+def _warn_once(model: "PreTrainedModel", state: _State, reason: str) -> None:
     """Warn of a reason for taking the own forward, if the user was not warned of it before."""
     if reason not in state.warned:
         state.warned.add(reason)

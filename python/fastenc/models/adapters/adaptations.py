@@ -6,16 +6,31 @@ because the files of these classes import this one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank
+from fastenc.nn.layer_spec import LayerWeights
+
+if TYPE_CHECKING:
+    from fastenc.models.encoder import Encoder
+    from fastenc.models.pretrained import PretrainedModel
 
 # The linear layers that LoRA can be added to. A family has either "qkv" or the first three; "gate" only if it is gated.
 LORA_TARGETS = ("query", "key", "value", "qkv", "attention_out", "gate", "up", "down")
+
+
+class AdaptableLayer(Protocol):
+    """The module of a layer, of an encoder or of a patched model, to which adaptations are added."""
+
+    training: bool
+    adaptation: str | None
+    adaptations: nn.ModuleDict
+
+    def weights(self) -> LayerWeights: ...
 
 
 @dataclass(frozen=True)
@@ -60,16 +75,17 @@ class Lora:
             )
         return tuple(target for target in known if target in targets)
 
-    def layer(self, layer: Any, config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
         low_rank, targets = {}, self.targets_of(config)
         for name, names in config.architecture.lora_targets(config).items():
             wanted = [target for target in names if target in targets]
             if wanted:
-                linear = getattr(layer, name)
-                rows = dict.fromkeys(names, linear.out_features // len(names))
+                weights = layer.weights().of_linear(name)
+                out_features = sum(weight.shape[0] for weight in weights)
+                rows = dict.fromkeys(names, out_features // len(names))
                 scale = self.alpha / self.rank
                 low_rank[name] = LowRank(
-                    linear.in_features, rows, wanted, self.rank, scale, self.dropout_p
+                    weights[0].shape[1], rows, wanted, self.rank, scale, self.dropout_p
                 )
         return LayerAdaptation(low_rank=low_rank)
 
@@ -86,7 +102,7 @@ class Adapters:
     def __post_init__(self) -> None:
         _at_least_one("size", self.size)
 
-    def layer(self, layer: Any, config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
         width = config.hidden_size
         return LayerAdaptation(
             after_attention=Bottleneck(width, self.size),
@@ -108,8 +124,9 @@ class PrefixTuning:
     def __post_init__(self) -> None:
         _at_least_one("length", self.length)
 
-    def layer(self, layer: Any, config: EncoderConfig) -> LayerAdaptation:
-        return LayerAdaptation(prefix=torch.randn(self.length, 2, layer.qkv.out_features // 3))
+    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
+        rows = sum(weight.shape[0] for weight in layer.weights().qkv_weights)
+        return LayerAdaptation(prefix=torch.randn(self.length, 2, rows // 3))
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,7 @@ def _at_least_one(name: str, value: int) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-def add_adaptation(model: Any, adaptation: Adaptation, name: str = "default") -> None:
+def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str = "default") -> None:
     """Freeze the encoder with its pooler, add trained modules to it, and use them.
 
     The head remains trainable, and so does a pooler that was not in the checkpoint.
@@ -156,7 +173,7 @@ def add_adaptation(model: Any, adaptation: Adaptation, name: str = "default") ->
     add_modules(model, adaptation, new_modules(encoder_of(model), adaptation), name)
 
 
-def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
+def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> None:
     """Raise ValueError if :func:`add_adaptation` would."""
     encoder = encoder_of(model)
     if name in encoder.adapted.descriptions:
@@ -176,7 +193,7 @@ def check_new(model: Any, adaptation: Adaptation, name: str) -> None:
     _check_unmerged(encoder)
 
 
-def _check_prefix(encoder: Any) -> None:
+def _check_prefix(encoder: "Encoder") -> None:
     """Raise ValueError if attention depends on distances, which are not defined between a prefix and the tokens."""
     if any(spec.attention.window != (-1, -1) for spec in encoder.stack.layers):
         reason = "its attention has a window"
@@ -191,7 +208,7 @@ def _check_prefix(encoder: Any) -> None:
     )
 
 
-def new_modules(encoder: Any, adaptation: Adaptation) -> Additions:
+def new_modules(encoder: "Encoder", adaptation: Adaptation) -> Additions:
     """The modules or the prompt that an adaptation adds to an encoder, initialised."""
     weight = encoder.embeddings.word.weight
     if isinstance(adaptation, PromptTuning):
@@ -200,11 +217,13 @@ def new_modules(encoder: Any, adaptation: Adaptation) -> Additions:
         return nn.Parameter(start.detach().clone())
     return [
         adaptation.layer(layer, encoder.config).to(weight).train(layer.training)
-        for layer in encoder.layers
+        for layer in _layers(encoder)
     ]
 
 
-def add_modules(model: Any, adaptation: Adaptation, added: Additions, name: str) -> None:
+def add_modules(
+    model: "PretrainedModel", adaptation: Adaptation, added: Additions, name: str
+) -> None:
     """Freeze the encoder, add the given modules or prompt to it, and use them."""
     encoder = encoder_of(model)
     encoder.requires_grad_(False)
@@ -214,13 +233,13 @@ def add_modules(model: Any, adaptation: Adaptation, added: Additions, name: str)
     if isinstance(added, nn.Parameter):
         encoder.adapted.prompts[name] = added
     else:
-        for layer, module in zip(encoder.layers, added, strict=True):
+        for layer, module in zip(_layers(encoder), added, strict=True):
             layer.adaptations[name] = module
     encoder.adapted.descriptions[name] = adaptation
     use_adaptation(model, name)
 
 
-def use_adaptation(model: Any, name: str | None) -> None:
+def use_adaptation(model: "PretrainedModel", name: str | None) -> None:
     """Use the adaptation of this name; only it can then be trained. None: use the encoder without adaptation.
 
     Each adaptation has separate values of the head's parameters. Those of a new adaptation are copied from the one that
@@ -244,19 +263,19 @@ def use_adaptation(model: Any, name: str | None) -> None:
     adapted.first_position = used.length if isinstance(used, PrefixTuning) else 0
     for key, parameter in adapted.prompts.items():
         parameter.requires_grad_(key == name)
-    for layer in encoder.layers:
+    for layer in _layers(encoder):
         layer.adaptation = None if name is None or name not in layer.adaptations else name
         for key, added in layer.adaptations.items():
             added.requires_grad_(key == name)
 
 
-def _check_unmerged(encoder: Any) -> None:
+def _check_unmerged(encoder: "Encoder") -> None:
     if encoder.adapted.unmerged_weights:
         raise ValueError("an adaptation is merged into the weights: unmerge it first")
 
 
 @torch.no_grad()
-def merge_adaptation(model: Any) -> None:
+def merge_adaptation(model: "PretrainedModel") -> None:
     """Add the LoRA in use to the weights, so that inference does not compute it separately.
 
     Copies of the weights are kept for :func:`unmerge_adaptation`. ``save_pretrained`` writes an ordinary checkpoint of
@@ -268,21 +287,23 @@ def merge_adaptation(model: Any) -> None:
     name, used, merged = adapted.current, adapted.in_use(), bool(adapted.unmerged_weights)
     if name is None or not isinstance(used, Lora) or merged:
         remedy = "unmerge it first" if merged else "call use_adaptation first"
-        found = "one that is merged already" if merged else used
+        given = "one that is merged already" if merged else used
         raise ValueError(
-            f"only a LoRA in use can be merged into the weights, got {found}: {remedy}"
+            f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
         )
     encoder.frozen.drop()
-    for layer in encoder.layers:
-        for linear, added in layer.adaptations[name].low_rank.items():
-            weight = getattr(layer, linear).weight
-            adapted.unmerged_weights.append((weight, weight.clone()))
-            weight.add_(added.weight().to(weight.dtype))
+    for layer in _layers(encoder):
+        for linear, added in _added_to(layer, name).low_rank.items():
+            weights = layer.weights().of_linear(linear)
+            deltas = cast(LowRank, added).weight().split([weight.shape[0] for weight in weights])
+            for weight, delta in zip(weights, deltas, strict=True):
+                adapted.unmerged_weights.append((weight, weight.clone()))
+                weight.add_(delta.to(weight.dtype))
         layer.adaptation = None
 
 
 @torch.no_grad()
-def unmerge_adaptation(model: Any) -> None:
+def unmerge_adaptation(model: "PretrainedModel") -> None:
     """Restore the weights exactly as they were before :func:`merge_adaptation`, and use the LoRA separately again.
 
     Raises: ValueError when no adaptation is merged.
@@ -298,19 +319,27 @@ def unmerge_adaptation(model: Any) -> None:
     use_adaptation(model, adapted.current)
 
 
-def encoder_of(model: Any) -> Any:
+def encoder_of(model: "PretrainedModel") -> "Encoder":
     """The encoder of a model, or the model itself if it is an encoder."""
-    return getattr(model, "encoder", model)
+    return cast("Encoder", getattr(model, "encoder", model))
 
 
-def added_modules(encoder: Any, name: str) -> Additions:
+def added_modules(encoder: "Encoder", name: str) -> Additions:
     """The modules or the prompt that an adaptation added to an encoder."""
     if name in encoder.adapted.prompts:
         return encoder.adapted.prompts[name]
-    return [layer.adaptations[name] for layer in encoder.layers]
+    return [_added_to(layer, name) for layer in _layers(encoder)]
 
 
-def head_parameters(model: Any) -> dict[str, nn.Parameter]:
+def _layers(encoder: "Encoder") -> list[AdaptableLayer]:
+    return cast(list[AdaptableLayer], [*encoder.layers])
+
+
+def _added_to(layer: AdaptableLayer, name: str) -> LayerAdaptation:
+    return cast(LayerAdaptation, layer.adaptations[name])
+
+
+def head_parameters(model: "PretrainedModel") -> dict[str, nn.Parameter]:
     """Name → parameter of all that is not the checkpoint's encoder: the head, and parameters that the checkpoint did
     not have and that were initialised, such as a pooler."""
     bare = encoder_of(model) is model

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from fastenc.models.adapters.adaptations import (
 from fastenc.nn.adaptation import LayerAdaptation, LowRank
 from fastenc.text.tokenizers import load_tokenizer
 
+if TYPE_CHECKING:
+    from fastenc.models.pretrained import PretrainedModel
+
 BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
 TYPES[PromptTuning] = "FASTENC_PROMPT"
@@ -41,7 +44,7 @@ TYPES[PromptTuning] = "FASTENC_PROMPT"
 UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
 
 
-def is_adapted(model: Any) -> bool:
+def is_adapted(model: "PretrainedModel") -> bool:
     """Whether saving the model means saving an adaptation: one is in use, and not merged."""
     encoder = encoder_of(model)
     return encoder.adapted.current is not None and not encoder.adapted.unmerged_weights
@@ -66,7 +69,7 @@ def load(
     return model
 
 
-def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> None:
+def load_adaptation(model: "PretrainedModel", folder: str | Path, name: str = "default") -> None:
     """Add the adaptation of a folder to a model and use it.
 
     Raises: ValueError for a damaged file, an adaptation of another model, task or labels, and as
@@ -77,13 +80,14 @@ def load_adaptation(model: Any, folder: str | Path, name: str = "default") -> No
     _add_from(folder, model, name)
 
 
-def write(folder: Path, model: Any) -> None:
+def write(folder: Path, model: "PretrainedModel") -> None:
     """Write the adaptation in use and the head.
 
     Raises: ValueError when the model does not know which checkpoint its encoder came from.
     """
     encoder = encoder_of(model)
     name = encoder.adapted.current
+    assert name is not None  # is_adapted(model)
     if model.base is None:
         raise ValueError(
             "an adaptation is saved with the path of its encoder's checkpoint, got an encoder that was not loaded from "
@@ -122,14 +126,14 @@ def write(folder: Path, model: Any) -> None:
     )
 
 
-def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation:
+def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path) -> Adaptation:
     """The adaptation that adapter_config.json describes.
 
     Args: where: the file, for error messages.
     Raises: ValueError for a method or an option of PEFT that is not supported here.
     """
-    kind = values["peft_type"]
-    if kind == "LORA":
+    peft_type = values["peft_type"]
+    if peft_type == "LORA":
         for key, expected in UNSUPPORTED.items():
             if values.get(key, expected) != expected:
                 raise ValueError(
@@ -140,18 +144,18 @@ def adaptation_of(values: dict[str, Any], model: Any, where: Path) -> Adaptation
         # Rank-stabilised LoRA divides by the root of the rank.
         alpha = alpha * rank**0.5 if values.get("use_rslora") else alpha
         return Lora(rank, alpha, targets, float(values.get("lora_dropout", 0.0)))
-    if kind == "PREFIX_TUNING" and not values.get("prefix_projection"):
+    if peft_type == "PREFIX_TUNING" and not values.get("prefix_projection"):
         return PrefixTuning(values["num_virtual_tokens"])
-    if kind == TYPES[Adapters]:
+    if peft_type == TYPES[Adapters]:
         return Adapters(values["size"])
-    if kind == TYPES[PromptTuning]:
+    if peft_type == TYPES[PromptTuning]:
         return PromptTuning(values["length"])
     raise ValueError(
-        f"{where}: peft_type must be one of {sorted(TYPES.values())} (prefixes without projection), got {kind!r}"
+        f"{where}: peft_type must be one of {sorted(TYPES.values())} (prefixes without projection), got {peft_type!r}"
     )
 
 
-def _check_head(folder: Path, model: Any) -> None:
+def _check_head(folder: Path, model: "PretrainedModel") -> None:
     """Raise ValueError if the folder's head is for another task or other labels than the model's."""
     if not (folder / checkpoint.CONFIG).exists():  # PEFT stores the task only
         task = checkpoint.read_adapter_config(folder).get("task_type") or ""
@@ -167,21 +171,21 @@ def _check_head(folder: Path, model: Any) -> None:
             )
 
 
-def _add_from(folder: Path, model: Any, name: str) -> None:
+def _add_from(folder: Path, model: "PretrainedModel", name: str) -> None:
     """:func:`load_adaptation` without the check of the head."""
     where = folder / checkpoint.ADAPTER_CONFIG
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
     check_new(model, adaptation, name)
     added = new_modules(encoder_of(model), adaptation)
-    found = _stored_values(folder, model, adaptation, added)
+    stored = _stored_values(folder, model, adaptation, added)
     add_modules(model, adaptation, added, name)
     with torch.no_grad():
-        for tensor, value in found:
+        for tensor, value in stored:
             tensor.copy_(value)
 
 
 def _stored_values(
-    folder: Path, model: Any, adaptation: Adaptation, modules: Additions
+    folder: Path, model: "PretrainedModel", adaptation: Adaptation, modules: Additions
 ) -> list[tuple[Tensor, Tensor]]:
     """(tensor, its value in the file) for each tensor of the modules and of the model's head.
 
@@ -190,17 +194,17 @@ def _stored_values(
     where = folder / checkpoint.ADAPTER_WEIGHTS
     prefix = _model_prefix(model)
     plain = lambda key: key.removeprefix(BASE).removeprefix("model.").removeprefix(prefix)
-    found = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
+    stored = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
     added, head = _added(model, adaptation, modules), _head(model, with_prefix=False)
-    if missing := added.keys() - found.keys():
+    if missing := added.keys() - stored.keys():
         raise ValueError(f"{where} lacks {min(missing)}: does it belong to this model?")
-    if surplus := [key for key in found if ".lora_" in key and key not in added]:
+    if surplus := [key for key in stored if ".lora_" in key and key not in added]:
         raise ValueError(
             f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward alone: "
             "train it without that module"
         )
     # PEFT stores the modules of a head that modules_to_save names. The others keep the base model's values.
-    held = head.keys() & found.keys()
+    held = head.keys() & stored.keys()
     first = {key for key, (name, _) in head.items() if name in model.first_weights}
     if held and (missing := first - held):
         raise ValueError(
@@ -212,16 +216,16 @@ def _stored_values(
     for key, tensors in targets.items():
         widths = [tensor.shape[-1] for tensor in tensors]
         expected = (*tensors[0].shape[:-1], sum(widths))
-        if found[key].shape != expected:
+        if stored[key].shape != expected:
             raise ValueError(
-                f"{where}: {key} has shape {tuple(found[key].shape)}, the model's is {expected}: "
+                f"{where}: {key} has shape {tuple(stored[key].shape)}, the model's is {expected}: "
                 "does it belong to this model?"
             )
-        values += zip(tensors, found[key].split(widths, -1), strict=True)
+        values += zip(tensors, stored[key].split(widths, -1), strict=True)
     return values
 
 
-def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
+def _config(model: "PretrainedModel", adaptation: Adaptation) -> dict[str, Any]:
     if isinstance(adaptation, Lora):
         chosen = [
             name
@@ -251,7 +255,9 @@ def _config(model: Any, adaptation: Adaptation) -> dict[str, Any]:
     return asdict(adaptation)
 
 
-def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, list[Tensor]]:
+def _added(
+    model: "PretrainedModel", adaptation: Adaptation, modules: Additions
+) -> dict[str, list[Tensor]]:
     """Name in the file, without prefixes of PEFT and of a head → the tensors with its values, which the file holds
     concatenated along the last dimension."""
     if isinstance(modules, nn.Parameter):
@@ -273,7 +279,7 @@ def _added(model: Any, adaptation: Adaptation, modules: Additions) -> dict[str, 
     }
 
 
-def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tensor]:
+def _matrices(model: "PretrainedModel", added: LayerAdaptation, target: str) -> dict[str, Tensor]:
     targets = model.config.architecture.lora_targets(model.config)
     linear = next(name for name, several in targets.items() if target in several)
     low_rank = added.low_rank[linear]
@@ -281,7 +287,7 @@ def _matrices(model: Any, added: LayerAdaptation, target: str) -> dict[str, Tens
     return {"A": low_rank.a[target], "B": low_rank.b[target]}
 
 
-def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
+def _head(model: "PretrainedModel", with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
     """The family's name of each parameter of the head → (our name, the parameter)."""
     theirs = model.family_names(with_prefix)
     return {
@@ -290,37 +296,37 @@ def _head(model: Any, with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
     }
 
 
-def _head_modules(model: Any) -> list[str]:
+def _head_modules(model: "PretrainedModel") -> list[str]:
     names = {name.split(".")[0] for name in model.head_names().values()}
     if any("pooler" in name for name in head_parameters(model)):
         names.add("pooler")
     return sorted(names)
 
 
-def _prefix(model: Any) -> str:
+def _prefix(model: "PretrainedModel") -> str:
     """The prefix of the encoder's names in transformers' model of this class."""
     return "" if model.architecture == "Model" else _model_prefix(model)
 
 
-def _model_prefix(model: Any) -> str:
+def _model_prefix(model: "PretrainedModel") -> str:
     prefix = model.config.architecture.prefix
     return f"{prefix}." if prefix else ""
 
 
-def _lora_modules(model: Any) -> list[tuple[str, str, int]]:
+def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int]]:
     """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
-    kind = model.config.architecture
-    names, targets = kind.names(model.config), kind.lora_targets(model.config)
-    found = []
+    architecture = model.config.architecture
+    names, targets = architecture.names(model.config), architecture.lora_targets(model.config)
+    modules = []
     for layer in range(len(encoder_of(model).layers)):
         for linear, several in targets.items():
             theirs = names[f"layers.{layer}.{linear}"]
             theirs = (theirs,) if isinstance(theirs, str) else theirs
-            found += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
-    return found
+            modules += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
+    return modules
 
 
-def _lora_targets(model: Any, wanted: Any, where: Path) -> tuple[str, ...]:
+def _lora_targets(model: "PretrainedModel", wanted: Any, where: Path) -> tuple[str, ...]:
     """The LoRA targets that PEFT's target_modules (a regular expression, or a list of name endings) select.
 
     Raises: ValueError if it does not select the same targets in all layers.

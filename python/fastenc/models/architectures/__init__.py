@@ -23,8 +23,8 @@ from fastenc.models.architectures.roberta import (
 from fastenc.models.architectures.t5 import MT5, T5, UMT5
 
 ARCHITECTURES: dict[str, Architecture] = {
-    kind.name: kind()
-    for kind in (
+    architecture.name: architecture()
+    for architecture in (
         Bert,
         Roberta,
         XlmRoberta,
@@ -58,13 +58,13 @@ def architecture_named(name: str | None) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def present_config(values: dict[str, Any]) -> dict[str, Any]:
+def normalize_config(values: dict[str, Any]) -> dict[str, Any]:
     """The contents of a config.json in transformers' current names; those of the hub's remote code are converted."""
-    for kind in ARCHITECTURES.values():
+    for architecture in ARCHITECTURES.values():
         model_type = values.get("model_type")
-        if model_type is not None and model_type in (kind.name, kind.remote_name):
-            return kind.present_config(values)
+        if model_type is not None and model_type in (architecture.name, architecture.remote_name):
+            return architecture.normalize_config(values)
     return values
 
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_named", "present_config"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_named", "normalize_config"]

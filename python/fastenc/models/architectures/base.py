@@ -13,18 +13,12 @@ from torch import Tensor
 
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, Rule, check, shown
 from fastenc.nn.convolution import ConvolutionSpec
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.nn.stack import StackSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
@@ -143,7 +137,7 @@ class Architecture:
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
     )
-    supported: ClassVar[dict[str, Any]] = {
+    supported: ClassVar[dict[str, object]] = {
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
@@ -159,7 +153,7 @@ class Architecture:
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
         return values
 
@@ -363,7 +357,9 @@ class Architecture:
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
         return {name.replace("LayerNorm.beta", "LayerNorm.bias"): tensor}
 
-    def written(self, tensors: dict[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    def export_state_dict(
+        self, tensors: dict[str, Tensor], config: EncoderConfig
+    ) -> dict[str, Tensor]:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
 

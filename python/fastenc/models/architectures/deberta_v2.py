@@ -30,8 +30,9 @@ from fastenc.models.architectures.values import (
     integer,
 )
 from fastenc.nn.convolution import ConvolutionSpec
-from fastenc.nn.layer_spec import ACTIVATIONS, AttentionSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_spec import AttentionSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 TERMS = ("c2p", "p2c")
 LEGACY_HEAD = {
@@ -100,12 +101,11 @@ class DebertaV2(Architecture):
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
         width = values.get("hidden_size")
-        for key in ("pooler_hidden_size",):
-            if values.get(key, width) != width:
-                raise ValueError(
-                    f"config.json: {key} must be hidden_size {width}, got {values[key]}: this variant of the "
-                    "architecture is not supported"
-                )
+        if values.get("pooler_hidden_size", width) != width:
+            raise ValueError(
+                f"config.json: pooler_hidden_size must be hidden_size {width}, got {values['pooler_hidden_size']}: "
+                "this variant of the architecture is not supported"
+            )
         buckets, groups = values.get("position_buckets", -1), values.get("conv_groups", 1)
         if values.get("relative_attention") and buckets > 0:
             farthest = _max_distance(values, values.get("max_position_embeddings", 512))

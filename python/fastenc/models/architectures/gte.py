@@ -59,7 +59,7 @@ class Gte(NomicBert):
         }
     )
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["model_type"] != self.remote_name:
             return values
         for key, computed in REMOTE_SWITCHES.items():
@@ -68,10 +68,10 @@ class Gte(NomicBert):
                     f"config.json: {key} must be {computed!r}, got {values[key]!r}: take the remote code for this model"
                 )
         dropped = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
-        found = {key: value for key, value in values.items() if key not in dropped}
+        kept = {key: value for key, value in values.items() if key not in dropped}
         names = [name.removeprefix("New") for name in values.get("architectures") or []]
         return {
-            **found,
+            **kept,
             "model_type": self.name,
             "architectures": [self.class_prefix + name for name in names],
             "rope_parameters": _rope_parameters(values),

@@ -32,15 +32,9 @@ from fastenc.models.architectures.values import (
     check,
     one_of,
 )
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
+from fastenc.ops.activation import ACTIVATIONS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Kind of layer → (key of its theta in older files, default).
@@ -99,7 +93,8 @@ class ModernBert(Architecture):
         "layer_types": Rule(
             f"a list of {FULL!r} and {SLIDING!r}",
             lambda value: (
-                isinstance(value, list) and all(kind in (FULL, SLIDING) for kind in value)
+                isinstance(value, list)
+                and all(layer_type in (FULL, SLIDING) for layer_type in value)
             ),
         ).or_none(),
         "rope_parameters": TABLE,
@@ -120,12 +115,12 @@ class ModernBert(Architecture):
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
-        for kind in OLD_THETA:
-            read_scaling(_rope(values, kind), self.defaults["max_positions"])
+        for layer_type in OLD_THETA:
+            read_scaling(_rope(values, layer_type), self.defaults["max_positions"])
 
     def layer(self, config, number: int) -> LayerSpec:
         side = min(config.extra.get("local_attention", 128) // 2, WIDEST)
-        window = (side, side) if self._kind(config, number) == SLIDING else (-1, -1)
+        window = (side, side) if self._layer_type(config, number) == SLIDING else (-1, -1)
         norm = NormSpec("layer", config.eps)
         activation = ACTIVATIONS[config.activation]
         return LayerSpec(
@@ -146,10 +141,12 @@ class ModernBert(Architecture):
         return Biases(attention, attention, mlp, mlp, norm, norm)
 
     def rotary(self, config, number: int) -> RotarySpec:
-        kind = self._kind(config, number)
-        old, default = OLD_THETA[kind]
+        layer_type = self._layer_type(config, number)
+        old, default = OLD_THETA[layer_type]
         theta = config.extra.get(old, default)
-        return read_rotary(_rope(config.extra, kind), config.head_dim, theta, config.max_positions)
+        return read_rotary(
+            _rope(config.extra, layer_type), config.head_dim, theta, config.max_positions
+        )
 
     def initial_std(self, config, name: str) -> float:
         if name in ("attention_out", "down", "dense", "decoder"):
@@ -199,7 +196,7 @@ class ModernBert(Architecture):
             **names,
         }
 
-    def _kind(self, config, number: int) -> str:
+    def _layer_type(self, config, number: int) -> str:
         kinds = config.extra.get("layer_types")
         if kinds:
             return kinds[number]
@@ -207,9 +204,12 @@ class ModernBert(Architecture):
         return SLIDING if number % every else FULL
 
 
-def _rope(values: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rope_parameters for a kind of layers. Older files have one ``rope_scaling`` for both kinds."""
+def _rope(values: dict[str, Any], layer_type: str) -> dict[str, Any]:
+    """The rope_parameters for a type of layers. Older files have one ``rope_scaling`` for both types."""
     rope = values.get("rope_parameters") or {}
-    given = {**(rope.get(kind) or {"rope_type": "default"}), **(values.get("rope_scaling") or {})}
+    given = {
+        **(rope.get(layer_type) or {"rope_type": "default"}),
+        **(values.get("rope_scaling") or {}),
+    }
     # transformers reads this key beside the kinds of layers, not inside them.
     return {**given, "truncate": rope.get("truncate", True)}

@@ -23,14 +23,9 @@ from fastenc.models.architectures.base import (
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
+from fastenc.ops.activation import ACTIVATIONS
 
 # The remote code's names of configuration values → transformers'.
 HUB_CONFIG = {
@@ -121,17 +116,17 @@ class NomicBert(Architecture):
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         return super().read({key: value for key, value in values.items() if value is not None})
 
-    def present_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         if "n_embd" not in values:
             return values
-        found = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
-        found.pop("auto_map", None)  # otherwise transformers would ask for the remote code
-        rope = {"rope_type": "default", "rope_theta": found.pop("rotary_emb_base", self.theta)}
-        if found.get("rotary_scaling_factor"):
+        renamed = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
+        renamed.pop("auto_map", None)  # otherwise transformers would ask for the remote code
+        rope = {"rope_type": "default", "rope_theta": renamed.pop("rotary_emb_base", self.theta)}
+        if renamed.get("rotary_scaling_factor"):
             # For texts longer than the pretraining length the angles are those of transformers' "dynamic".
-            rope |= {"rope_type": "dynamic", "factor": found.pop("rotary_scaling_factor")}
-            found["max_position_embeddings"] = found.get("max_trained_positions", 2048)
-        return {**found, "rope_parameters": rope}
+            rope |= {"rope_type": "dynamic", "factor": renamed.pop("rotary_scaling_factor")}
+            renamed["max_position_embeddings"] = renamed.get("max_trained_positions", 2048)
+        return {**renamed, "rope_parameters": rope}
 
     def layer(self, config, number: int) -> LayerSpec:
         norm = NormSpec("layer", config.eps)

@@ -19,7 +19,7 @@ def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -
     """
     check(given, ROPE, "config.json: rope_parameters' ")
     theta = float(given.get("rope_theta") or theta)
-    bounded, scaling = _kind(given) == "dynamic", read_scaling(given, positions)
+    bounded, scaling = _rope_type(given) == "dynamic", read_scaling(given, positions)
     if theta == 1 and isinstance(scaling, YarnScaling):
         raise ValueError("config.json: rope_theta of YaRN must not be 1, got 1: correct it")
     return RotarySpec(dim, theta, scaling, bounded)
@@ -33,27 +33,27 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
     Raises: ValueError for another rope_type, a partial rotation, or a wrong factor.
     """
     check(given, ROPE, "config.json: rope_parameters' ")
-    kind = _kind(given)
+    rope_type = _rope_type(given)
     if given.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ValueError(
             f"config.json: partial_rotary_factor must be 1.0, got {given['partial_rotary_factor']!r}: take "
             "transformers for this model"
         )
-    if kind in ("default", "dynamic"):
+    if rope_type in ("default", "dynamic"):
         return None
-    if kind not in ("linear", "yarn"):
+    if rope_type not in ("linear", "yarn"):
         by_batch = ", whose angles change with the longest text of a batch"
         raise ValueError(
             "config.json: rope_type must be 'default', 'linear', 'dynamic' or 'yarn', got "
-            f"{kind!r}{by_batch if kind == 'longrope' else ''}: take transformers for this model"
+            f"{rope_type!r}{by_batch if rope_type == 'longrope' else ''}: take transformers for this model"
         )
     factor = given.get("factor")
     original = given.get("original_max_position_embeddings") or positions
-    if factor is None and kind == "yarn":
+    if factor is None and rope_type == "yarn":
         factor = positions / original
     if factor is None or factor <= 0:
         raise ValueError(f"config.json: rope's factor must be a number above 0, got {factor!r}")
-    if kind == "linear":
+    if rope_type == "linear":
         return LinearScaling(float(factor))
     return YarnScaling(
         float(factor),
@@ -65,7 +65,7 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
     )
 
 
-def _kind(given: dict[str, Any]) -> str:
+def _rope_type(given: dict[str, Any]) -> str:
     return given.get("rope_type", given.get("type", "default"))
 
 

@@ -17,15 +17,9 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.values import ACTIVATION, COUNT, SWITCH, TEXT, integer, shown
-from fastenc.nn.layer_spec import (
-    ACTIVATIONS,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    NormSpec,
-)
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
+from fastenc.ops.activation import ACTIVATIONS
 
 # There is no position table that limits the length. Texts are cut at the pretraining length.
 PRETRAINED_LENGTH = 512
@@ -99,14 +93,14 @@ class T5(Architecture):
 
     def _feed_forward(self, values: dict[str, Any]) -> tuple[bool, str]:
         """(whether the feed-forward layer is gated, its activation); "gated-gelu" means GELU's tanh form."""
-        kind = values.get("feed_forward_proj", self.feed_forward_default)
-        gated, activation = kind.startswith("gated-"), kind.removeprefix("gated-")
+        projection = values.get("feed_forward_proj", self.feed_forward_default)
+        gated, activation = projection.startswith("gated-"), projection.removeprefix("gated-")
         if activation not in ACTIVATIONS:
             raise ValueError(
                 f"config.json: feed_forward_proj must be an activation, one of {sorted(ACTIVATIONS)}, or gated- and "
-                f"an activation, got {shown(kind)}"
+                f"an activation, got {shown(projection)}"
             )
-        return gated, "gelu_new" if kind == "gated-gelu" else activation
+        return gated, "gelu_new" if projection == "gated-gelu" else activation
 
     def layer(self, config, number: int) -> LayerSpec:
         gated, _ = self._feed_forward(config.extra)
@@ -186,7 +180,7 @@ class T5(Architecture):
         # Encoder and decoder share the word embeddings; most files have them once.
         return {IN_ENCODER if name == SHARED else name: tensor}
 
-    def written(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
+    def export_state_dict(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
 
 

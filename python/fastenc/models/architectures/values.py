@@ -5,11 +5,10 @@ code that reads a value can rely on its type.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from fastenc.nn.layer_spec import ACTIVATIONS
+from fastenc.ops.activation import ACTIVATIONS
 
 LARGEST = 2**63 - 1  # of a size in torch
 SHOWN = 80  # characters of a wrong value in an error
@@ -20,15 +19,15 @@ class Rule:
     """What a value must be. Fields: text, for error messages; accepts, whether a value is that."""
 
     text: str
-    accepts: Callable[[Any], bool]
+    accepts: Callable[[object], bool]
 
     def or_none(self) -> "Rule":
         return Rule(f"{self.text}, or null", lambda value: value is None or self.accepts(value))
 
 
 def number(text: str, within: Callable[[float], bool] = lambda value: True) -> Rule:
-    def accepts(value: Any) -> bool:
-        if type(value) not in (int, float):
+    def accepts(value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         try:
             return math.isfinite(value) and within(float(value))
@@ -42,7 +41,7 @@ def integer(text: str, low: int) -> Rule:
     return Rule(text, lambda value: type(value) is int and low <= value <= LARGEST)
 
 
-def one_of(names: Any) -> Rule:
+def one_of(names: Collection[str]) -> Rule:
     return Rule(f"one of {sorted(names)}", lambda value: isinstance(value, str) and value in names)
 
 
@@ -93,7 +92,7 @@ ROPE: dict[str, Rule] = {
 }
 
 
-def check(values: Mapping[str, Any], rules: Mapping[str, Rule], where: str = "") -> None:
+def check(values: Mapping[str, object], rules: Mapping[str, Rule], where: str = "") -> None:
     """Raise ValueError for the first value that breaks its rule. Values that are not there are not checked.
 
     Args: where: what the error begins with.
@@ -103,7 +102,7 @@ def check(values: Mapping[str, Any], rules: Mapping[str, Rule], where: str = "")
             raise ValueError(f"{where}{key} must be {rule.text}, got {shown(values[key])}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A wrong value in an error, cut if it is long."""
     try:
         text = repr(value)

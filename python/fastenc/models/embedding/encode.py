@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
+from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
@@ -16,7 +17,7 @@ from fastenc.packing import length_sorted_batches, pack_sequences
 
 @torch.inference_mode()
 def encode(
-    encoder: Any,
+    encoder: EncoderLike,
     texts: str | Sequence[str],
     *,
     batch_size: int = 32,

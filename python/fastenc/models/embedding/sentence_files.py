@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
+from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import NOT_NEGATIVE, check
 from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
@@ -69,18 +70,18 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     if not (folder / MODULES).exists():
         return None
     modules = _steps(folder / MODULES)
-    kinds = [kind for kind, _ in modules]
-    layers = kinds[1:2] == ["WeightedLayerPooling"]
-    after = kinds[2 if layers else 1 :]
-    where = {kind: member(folder, path, folder / MODULES) for kind, path in modules}
+    module_types = [module_type for module_type, _ in modules]
+    layers = module_types[1:2] == ["WeightedLayerPooling"]
+    after = module_types[2 if layers else 1 :]
+    where = {module_type: member(folder, path, folder / MODULES) for module_type, path in modules}
     standardization = Standardization.load(where["Dense"]) if after[1:2] == ["Dense"] else None
     if standardization is not None:
-        after = [kind for kind in after if kind != "Dense"]
-    if kinds[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
+        after = [module_type for module_type in after if module_type != "Dense"]
+    if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
             f"{folder / MODULES} must be Transformer, Pooling, optionally a Dense module with a positive diagonal (a "
-            f"standardization), and optionally Normalize, got {', '.join(kinds)}: use sentence-transformers for other "
-            "steps"
+            f"standardization), and optionally Normalize, got {', '.join(module_types)}: use "
+            "sentence-transformers for other steps"
         )
     values = _json(where["Pooling"] / "config.json")
     pooling = _pooling(values)
@@ -90,14 +91,18 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         pooling = "last-four" if pooling == "mean" and equal else None
     prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
     if pooling is None or prompt:
-        found = (
-            f"a prompt before each text ({prompt})" if prompt else f"{values} after {kinds[:-1]}"
+        cause = (
+            f"a prompt before each text ({prompt})"
+            if prompt
+            else f"{values} after {module_types[:-1]}"
         )
         raise ValueError(
-            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {found}: use "
+            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {cause}: use "
             "sentence-transformers"
         )
-    return SentenceSettings(pooling, "Normalize" in kinds, _max_length(folder), standardization)
+    return SentenceSettings(
+        pooling, "Normalize" in module_types, _max_length(folder), standardization
+    )
 
 
 def write_settings(
@@ -154,11 +159,11 @@ def _steps(path: Path) -> list[tuple[str, str]]:
     return steps
 
 
-def _pooling(values: dict[str, Any]) -> str | None:
+def _pooling(values: JsonObject) -> str | None:
     """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
-        found = values["pooling_mode"]
-        modes = found if isinstance(found, list) else [found]
+        named = values["pooling_mode"]
+        modes = named if isinstance(named, list) else [named]
     else:
         # Modes that are not implemented here keep their long names.
         short = {flag: pooling for pooling, flag in FLAGS.items()}
@@ -205,7 +210,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error}): write the folder again") from error
 
 
-def _write_json(path: Path, values: Any) -> None:
+def _write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,17 @@ from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
+from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.text.tokenizers import (
+    TokenizerLike,
+    ids_and_starts,
+    special_tokens,
+    tokenizer_for_words,
+)
 from fastenc.text.windows import cut_windows
 
 LAYERS = (-4, -3, -2, -1)
@@ -63,7 +69,7 @@ class _Window(NamedTuple):
 
 
 def embed_words(
-    encoder: Any,
+    encoder: EncoderLike,
     sentences: Iterable[Sequence[str] | str],
     *,
     layers: Sequence[int] | None = None,
@@ -163,7 +169,10 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
 
 
 def visit_states(
-    encoder: Any, batch: PackedBatch, layers: Sequence[int], visit: Callable[[int, Tensor], None]
+    encoder: EncoderLike,
+    batch: PackedBatch,
+    layers: Sequence[int],
+    visit: Callable[[int, Tensor], None],
 ) -> None:
     """Run the encoder and call ``visit(layer, state)`` with each state of ``layers`` as soon as it is computed.
 
@@ -173,15 +182,15 @@ def visit_states(
     """
     wanted = set(layers)
 
-    def call(layer: int, state: Tensor) -> None:
+    def visit_wanted(layer: int, state: Tensor) -> None:
         if layer in wanted:
             visit(layer, state)
 
-    encoder(batch, visit=call)
+    encoder(batch, visit=visit_wanted)
 
 
 def _check_options(
-    encoder: Any,
+    encoder: EncoderLike,
     layers: Sequence[int],
     combine: str | ScalarMix,
     subwords: str,
@@ -244,10 +253,10 @@ def _words(sentence: Sequence[str] | str) -> Sequence[str]:
 
 def _pooling(
     combine: str | ScalarMix, layers: Sequence[int], subwords: str
-) -> Callable[[Any, PackedBatch, list[_Window]], Tensor]:
+) -> Callable[[EncoderLike, PackedBatch, list[_Window]], Tensor]:
     """A function that computes the vectors (words, width) of a batch's words."""
 
-    def run(encoder: Any, batch: PackedBatch, windows: list[_Window]) -> Tensor:
+    def run(encoder: EncoderLike, batch: PackedBatch, windows: list[_Window]) -> Tensor:
         select = _selector(windows, subwords, batch)
         kept: dict[int, Tensor] = {}
         total: Tensor | None = None
@@ -299,17 +308,17 @@ def _selector(
 
 @torch.inference_mode()
 def _batches(
-    encoder: Any,
+    encoder: EncoderLike,
     sentences: Iterable[Sequence[str] | str],
     layers: Sequence[int],
-    pool: Callable[[Any, PackedBatch, list[_Window]], Tensor],
+    pool: Callable[[EncoderLike, PackedBatch, list[_Window]], Tensor],
     batch_size: int,
     show_progress: bool | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
     with evaluation_mode(encoder):
-        windows = _windows(sentences, encoder.tokenizer, encoder.positions)
+        windows = _windows(sentences, encoder.own_tokenizer(), encoder.positions)
         for chunk in progress_bar(windows, "embed words", "chunk", show_progress):
             lengths = [len(window.input_ids) for window in chunk]
             for indices in length_sorted_batches(lengths, batch_size):
@@ -325,7 +334,7 @@ def _batches(
 
 
 def _windows(
-    sentences: Iterable[Sequence[str] | str], tokenizer: Any, positions: int
+    sentences: Iterable[Sequence[str] | str], tokenizer: TokenizerLike, positions: int
 ) -> Iterator[list[_Window]]:
     """Lists of windows, one for every ``CHUNK`` sentences."""
     special = special_tokens(tokenizer)

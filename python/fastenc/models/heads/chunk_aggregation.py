@@ -7,24 +7,24 @@ from fastenc.models.architectures.base import Architecture, Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import EncoderLayer
 from fastenc.nn import LayerNorm
-from fastenc.nn.layer_spec import AttentionInputs, LayerState
 from fastenc.nn.pooling import pool
+from fastenc.nn.stack import StackModules, StackSpec, run_stack
 from fastenc.ops import cross_attention
 from fastenc.packing import Documents
 
 
-def chunk_aggregator(kind: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
+def chunk_aggregator(aggregation: str, config: EncoderConfig, max_chunks: int) -> nn.Module:
     """A module with forward(vectors (chunks, hidden_size), documents) -> (documents, hidden_size).
 
     Args:
-        kind: "mean", "max", "attention" or "transformer".
+        aggregation: "mean", "max", "attention" or "transformer".
         max_chunks: number of positions of the transformer.
     """
-    if kind == "attention":
+    if aggregation == "attention":
         return ChunkAttention(config)
-    if kind == "transformer":
+    if aggregation == "transformer":
         return ChunkTransformer(config, max_chunks)
-    return ChunkPooling(kind)
+    return ChunkPooling(aggregation)
 
 
 class ChunkPooling(nn.Module):
@@ -86,10 +86,11 @@ class ChunkTransformer(nn.Module):
         self.positions = nn.Embedding(max_chunks, config.hidden_size)
         self.norm = LayerNorm(config.hidden_size, eps=config.eps)
         # Not named "layers", so that these layers get the head's learning rate and not the encoder's layer-wise ones.
-        self.spec = Architecture().layer(config, 0)
-        self.blocks = nn.ModuleList(
-            EncoderLayer(config, self.spec, Biases()) for _ in range(num_layers)
+        spec = Architecture().layer(config, 0)
+        self.stack = StackSpec(
+            (spec,) * num_layers, tuple(range(num_layers)), (None,) * num_layers, None, max_chunks
         )
+        self.blocks = nn.ModuleList(EncoderLayer(config, spec, Biases()) for _ in range(num_layers))
 
     def forward(self, vectors: Tensor, documents: Documents) -> Tensor:
         """vectors (chunks, hidden_size) → (documents, hidden_size).
@@ -102,8 +103,8 @@ class ChunkTransformer(nn.Module):
                 f"transformer, got {documents.max_chunks}: cut it first, or train with a larger max_chunks"
             )
         x = self.norm(vectors + self.positions(documents.position_ids).to(vectors.dtype))
-        inputs = AttentionInputs(documents.cu_chunks, documents.max_chunks)
-        state = LayerState(x, x)
-        for block in self.blocks:
-            state = block(state, inputs, self.spec)
-        return pool(state.x, documents.cu_chunks, "mean")
+        layers = [block for block in self.blocks if isinstance(block, EncoderLayer)]
+        modules = StackModules(layers, None, (), 0.0, [False] * len(layers), None)
+        states = run_stack(x, documents.cu_chunks, documents.max_chunks, self.stack, modules)
+        *_, last = states
+        return pool(last, documents.cu_chunks, "mean")

@@ -13,13 +13,13 @@ from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops._gemm import linear
-from fastenc.ops._labelled import select_labelled
+from fastenc.ops.gemm import linear
+from fastenc.ops.labelled import select_labelled
 from fastenc.packing import PackedBatch
 
 
 class LabelledRows(NamedTuple):
-    """The result of :func:`fastenc.ops._labelled.select_labelled`, after the head's transform.
+    """The result of :func:`fastenc.ops.labelled.select_labelled`, after the head's transform.
 
     Fields:
         hidden: (rows, embedding_size), input of the decoder.
@@ -40,21 +40,23 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        kind, width = config.architecture, config.embedding_size
-        if kind.lm_head is None:
+        architecture, width = config.architecture, config.embedding_size
+        if architecture.lm_head is None:
             raise ValueError(
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
-        spec = kind.head(config, kind.lm_head)
+        spec = architecture.head(config, architecture.lm_head)
         self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
-        self.norm = make_norm(NormSpec("layer", config.eps), width, kind.biases(config).norm)
+        self.norm = make_norm(
+            NormSpec("layer", config.eps), width, architecture.biases(config).norm
+        )
         # A head without a decoder reads the word embeddings, tied or not.
         tied = config.extra.get("tie_word_embeddings", True) or "decoder" not in spec.names
         # In transformers the decoder's bias has two names. With an untied decoder, the one inside the decoder counts.
         decoder_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
         self.names = {**spec.names, **decoder_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
-        has_bias = kind.decoder_bias(config)
+        has_bias = architecture.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
         self.activation = spec.kernel_activation(config.activation)
 

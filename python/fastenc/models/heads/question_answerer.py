@@ -24,9 +24,9 @@ class QuestionAnswerer(PretrainedModel):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.encoder = Encoder(config.replace(pooler=False))
-        kind = config.architecture
-        p = kind.question_answerer_dropout_p(config)
-        self.head = PredictionHead(config, kind.question_answerer, 2, p)
+        architecture = config.architecture
+        p = architecture.question_answerer_dropout_p(config)
+        self.head = PredictionHead(config, architecture.question_answerer, 2, p)
         self.init_modules(self.head)
 
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:

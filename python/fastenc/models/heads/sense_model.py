@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc._base.json_values import JsonObject
 from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers, visit_states
@@ -43,11 +44,11 @@ class SenseInventory:
 
     def rows(self) -> dict[str, range]:
         """Lemma → the rows of its senses."""
-        found, start = {}, 0
+        rows, start = {}, 0
         for lemma, names in self.senses.items():
-            found[lemma] = range(start, start + len(names))
+            rows[lemma] = range(start, start + len(names))
             start += len(names)
-        return found
+        return rows
 
 
 def nearest(vector: Tensor, vectors: Tensor, counts: Tensor, min_examples: int) -> Tensor:
@@ -91,7 +92,7 @@ class WordSenseModel(PretrainedModel):
 
     @classmethod
     def build(
-        cls, config: EncoderConfig, hf_config: dict[str, Any], **options: Any
+        cls, config: EncoderConfig, hf_config: JsonObject, **options: Any
     ) -> "WordSenseModel":
         if options.get("layers") is None:
             options["layers"] = hf_config.get("sense_layers")
@@ -125,7 +126,7 @@ class WordSenseModel(PretrainedModel):
         visit_states(self.encoder, batch, sorted(set().union(*choices)), visit)
         return ModelOutput(logits=vectors[0] if candidates is None else torch.stack(vectors, dim=1))
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         return {"sense_layers": self.layers}
 
     def read_beside(self, folder: Path) -> None:

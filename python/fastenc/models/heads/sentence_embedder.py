@@ -1,5 +1,6 @@
 """Sentence embeddings: vectors of texts whose cosine similarity measures the similarity in meaning."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import MODULES, SentenceSettings, read_settings
 from fastenc.models.encoder import Encoder
@@ -44,7 +46,7 @@ class SentenceEmbedder(PretrainedModel):
     architecture = "Model"
 
     @classmethod
-    def check_task(cls, folder: Path, hf_config: dict[str, Any]) -> None:
+    def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
         """Raise ValueError for a checkpoint with a fine-tuned head, which would be lost."""
         if architecture_of(hf_config) in FINE_TUNED:
             raise another_task(cls, folder, hf_config)
@@ -122,13 +124,13 @@ class SentenceEmbedder(PretrainedModel):
         return ModelOutput(F.mse_loss(similarities, labels.float()), vectors)
 
     @torch.inference_mode()
-    def encode(self, texts: Any, **options: Any) -> Tensor:
+    def encode(self, texts: str | Sequence[str], **options: Any) -> Tensor:
         """Vectors of texts: :meth:`fastenc.Encoder.encode` with this model's tokenizer."""
         self.encoder.tokenizer = self.tokenizer
         return self.encoder.encode(texts, **options)
 
     @classmethod
-    def stored_in(cls, folder: Path, hf_config: dict[str, Any]) -> bool:
+    def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
         return (folder / MODULES).exists()
 
     def read_beside(self, folder: Path) -> None:
@@ -137,5 +139,5 @@ class SentenceEmbedder(PretrainedModel):
     def write_beside(self, folder: Path) -> None:
         self.encoder.write_beside(folder)
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         return self.encoder.extra_config()

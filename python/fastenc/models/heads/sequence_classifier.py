@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base import debug
+from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.chunk_aggregation import ChunkAttention, chunk_aggregator
@@ -16,7 +18,7 @@ from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
-from fastenc.ops._labelled import IGNORED
+from fastenc.ops.labelled import IGNORED
 from fastenc.packing import Documents, PackedBatch, single_chunks
 from fastenc.text.long_texts import LongTexts
 
@@ -83,9 +85,7 @@ class SequenceClassifier(PretrainedModel):
             self.init_modules(self.aggregator)
 
     @classmethod
-    def build(
-        cls, config: EncoderConfig, hf_config: dict[str, Any], **options
-    ) -> "SequenceClassifier":
+    def build(cls, config: EncoderConfig, hf_config: JsonObject, **options) -> "SequenceClassifier":
         names_to_build(hf_config, options)
         options.setdefault("problem_type", hf_config.get("problem_type"))
         if architecture_of(hf_config) == cls.architecture:
@@ -146,7 +146,7 @@ class SequenceClassifier(PretrainedModel):
                 f"labels must be int64 of shape ({logits.shape[0]},), one class per sequence, "
                 f"got {labels.dtype} of shape {tuple(labels.shape)}"
             )
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel():
+        if debug.may_read(labels) and labels.numel():
             low, high = (int(value) for value in labels.where(labels != IGNORED, 0).aminmax())
             if low < 0 or high >= logits.shape[1]:
                 raise ValueError(
@@ -173,7 +173,7 @@ class SequenceClassifier(PretrainedModel):
         ]
         return self.head.names("head") | {name: name for name in aggregation}
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         return {
             **config_of(self.label_names),
             "problem_type": self.problem_type,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.ops import _dispatch, masked_cross_entropy
+from fastenc.ops import dispatch, masked_cross_entropy
 
 
 def ranking_loss(
@@ -70,6 +70,6 @@ def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) ->
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager:
-    if _dispatch.autocast_dtype(device_type) is None:
+    if dispatch.autocast_dtype(device_type) is None:
         return nullcontext()
     return torch.autocast(device_type, enabled=False)

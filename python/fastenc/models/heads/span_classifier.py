@@ -1,12 +1,13 @@
 """Span-based named-entity recognition: a type of entity for spans of words."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.span_scores import BiaffineScores, BoundaryScores
@@ -70,10 +71,10 @@ class SpanClassifier(PretrainedModel):
         self.dropout_p = config.hidden_dropout_p
 
     @classmethod
-    def build(cls, config: EncoderConfig, hf_config: dict[str, Any], **options) -> "SpanClassifier":
+    def build(cls, config: EncoderConfig, hf_config: JsonObject, **options) -> "SpanClassifier":
         names_to_build(hf_config, options)
         if architecture_of(hf_config) == cls.architecture:
-            for name, stored in hf_config["span_classifier"].items():
+            for name, stored in cast(JsonObject, hf_config["span_classifier"]).items():
                 given = options.setdefault(name, stored)
                 if name in STRUCTURE and given != stored:
                     raise ValueError(
@@ -133,7 +134,7 @@ class SpanClassifier(PretrainedModel):
         names = {f"head.{n}": f"span_head.{n}" for n, _ in self.head.named_modules() if n}
         return {**names, "head.bias": "span_head.bias"}
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         span_options = {n: getattr(self, n) for n in (*STRUCTURE, "nested", "null_offset")}
         return {**config_of(self.label_names), "span_classifier": span_options}
 

@@ -1,11 +1,11 @@
 """Token classification (parts of speech, entities), with or without a CRF."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.prediction_head import PredictionHead
@@ -44,17 +44,15 @@ class TokenClassifier(PretrainedModel):
         super().__init__(config)
         self.label_names = check_names(label_names, num_labels)
         self.encoder = Encoder(config.replace(pooler=False))
-        kind = config.architecture
-        p = kind.token_classifier_dropout_p(config)
-        self.head = PredictionHead(config, kind.token_classifier, len(self.label_names), p)
+        architecture = config.architecture
+        p = architecture.token_classifier_dropout_p(config)
+        self.head = PredictionHead(config, architecture.token_classifier, len(self.label_names), p)
         self.init_modules(self.head)
         self.crf = CRF(len(self.label_names)) if crf else None
         self.loss_ignores_padding = not crf
 
     @classmethod
-    def build(
-        cls, config: EncoderConfig, hf_config: dict[str, Any], **options
-    ) -> "TokenClassifier":
+    def build(cls, config: EncoderConfig, hf_config: JsonObject, **options) -> "TokenClassifier":
         names_to_build(hf_config, options)
         options.setdefault("crf", hf_config.get("crf", False))
         return cls(config, **options)
@@ -141,5 +139,5 @@ class TokenClassifier(PretrainedModel):
     def head_names(self) -> dict[str, str]:
         return {**self.head.names("head"), "crf": "crf"}
 
-    def extra_config(self) -> dict[str, Any]:
+    def extra_config(self) -> JsonObject:
         return {**config_of(self.label_names), "crf": self.crf is not None}

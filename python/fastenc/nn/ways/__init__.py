@@ -13,32 +13,32 @@ WAYS = (
     Way(
         "fused sublayers",
         fused_sublayers.TAKES,
-        lambda call: fused_sublayers.unsupported_reason(call),
+        lambda layer_call: fused_sublayers.unsupported_reason(layer_call),
         fused_sublayers.run_fused_sublayers,
     ),
     Way(
         "CPU inference",
         cpu_inference.TAKES,
-        lambda call: cpu_inference.unsupported_reason(call),
+        lambda layer_call: cpu_inference.unsupported_reason(layer_call),
         cpu_inference.run_cpu_inference,
     ),
-    Way("single ops", layer.TAKES, lambda call: None, layer.run_single_ops),
+    Way("single ops", layer.TAKES, lambda layer_call: None, layer.run_single_ops),
 )
 
 
-def run_layer(call: LayerCall) -> LayerState:
+def run_layer(layer_call: LayerCall) -> LayerState:
     """Run one layer in the first way that can take the call.
 
     Raises: ValueError if no way can.
     """
     for way in WAYS:
-        if way.unsupported_reason(call) is None:
-            return way.run(call)
+        if way.unsupported_reason(layer_call) is None:
+            return way.run(layer_call)
     raise ValueError(
-        f"no way of running a layer takes this one: {way.name} would, but {way.unsupported_reason(call)}"
+        f"no way of running a layer takes this one: {way.name} would, but {way.unsupported_reason(layer_call)}"
     )
 
 
-def unsupported_reasons(call: LayerCall) -> Mapping[str, str | None]:
+def unsupported_reasons(layer_call: LayerCall) -> Mapping[str, str | None]:
     """{way of running the layer: why it cannot take the call, or None}, in the order in which they are tried."""
-    return {way.name: way.unsupported_reason(call) for way in WAYS}
+    return {way.name: way.unsupported_reason(layer_call) for way in WAYS}

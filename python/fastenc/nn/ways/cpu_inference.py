@@ -18,7 +18,14 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
-from fastenc.ops import _dispatch, _encoder_layer, _gemm, _library, disentangled_attention
+from fastenc.ops import (
+    activation,
+    disentangled_attention,
+    dispatch,
+    encoder_layer,  # noqa: F401  (defines the ops of a layer)
+    gemm,
+    library,
+)
 from fastenc.ops import attention as attention_op
 from fastenc.packing import check_cu_seqlens
 
@@ -32,10 +39,10 @@ MIN_SEQUENCES_PER_THREAD = 4
 def pack(weights: LayerWeights) -> PackedWeights:
     w = weights
     return PackedWeights(
-        _gemm.pack_weight(*w.qkv_weights),
-        _gemm.pack_weight(w.attention_out_weight),
-        _gemm.pack_weight(*w.up_weights),
-        _gemm.pack_weight(w.down_weight),
+        gemm.pack_weight(*w.qkv_weights),
+        gemm.pack_weight(w.attention_out_weight),
+        gemm.pack_weight(*w.up_weights),
+        gemm.pack_weight(w.down_weight),
     )
 
 
@@ -47,16 +54,16 @@ TAKES = frozenset(
 )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run in these two ops, or None."""
-    x, weights = call.state.x, call.weights
+    x, weights = layer_call.state.x, layer_call.weights
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
-    if _dispatch.autocast_dtype(x.device.type):
+    if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
-    reason = weights_reason(weights, call.spec)
+    reason = weights_reason(weights, layer_call.spec)
     if reason is None and not _has_few_rows(x):
         reason = packing_reason(weights)
     if reason is not None:
@@ -69,19 +76,19 @@ def unsupported_reason(call: LayerCall) -> str | None:
 
 def packing_reason(weights: LayerWeights) -> str | None:
     """Why packing weights that these ops can take would not be faster, or None."""
-    if weights.down_weight.dtype == torch.bfloat16 and not _gemm.emulates_bfloat16():
+    if weights.down_weight.dtype == torch.bfloat16 and not gemm.emulates_bfloat16():
         return "this processor multiplies bfloat16 faster than float32"
     return None
 
 
 def _has_few_rows(x: Tensor) -> bool:
-    return x.shape[0] <= max(_gemm.FEW_ROWS, MIN_ROWS_PER_THREAD * torch.get_num_threads())
+    return x.shape[0] <= max(gemm.FEW_ROWS, MIN_ROWS_PER_THREAD * torch.get_num_threads())
 
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     """Why these ops cannot take the layer's weights, for any input, or None."""
     weight = weights.down_weight
-    if not _library.HAS_CPP:
+    if not library.HAS_CPP:
         return "the compiled extension is not available"
     if weight.device.type != "cpu":
         return f"it runs on CPUs only, the weights are on {weight.device.type}"
@@ -102,13 +109,23 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
 
 
 def packed_is_faster() -> bool:
-    return _gemm.has_vectors()
+    return gemm.has_vectors()
 
 
-def run_cpu_inference(call: LayerCall) -> LayerState:
+def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` without gradients."""
-    state, inputs, spec, packed = call.state, call.inputs, call.spec, call.prepared.packed
-    x, w, a, f = state.x, call.prepared.stacked or call.weights, spec.attention, spec.feed_forward
+    state, inputs, spec, packed = (
+        layer_call.state,
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.prepared.packed,
+    )
+    x, w, a, f = (
+        state.x,
+        layer_call.prepared.stacked or layer_call.weights,
+        spec.attention,
+        spec.feed_forward,
+    )
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
@@ -148,7 +165,7 @@ def run_cpu_inference(call: LayerCall) -> LayerState:
         packed is not None,
         few_rows,
         f.intermediate_size,
-        _encoder_layer.ACTIVATIONS[f.activation],
+        activation.NUMBERS[f.activation],
         f.gated,
         spec.pre_norm,
         spec.attention_norm.norm_type == "rms",
@@ -175,7 +192,7 @@ def _attend(
     columns = 3 * a.num_heads * a.head_dim
     if packed is not None:
         bias = None if bias is None else bias.float()
-        qkv = _gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
+        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
     attended = attention_op(
@@ -201,7 +218,7 @@ def _attend_disentangled(
     assert inputs.relative_positions is not None  # the stack makes them for every such layer
     if packed is not None:
         bias = None if bias is None else bias.float()
-        qkv = _gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
     else:
         qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
     embeddings, slots = inputs.relative_positions

@@ -24,11 +24,11 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
-from fastenc.ops import _checks, _dispatch
-from fastenc.ops._column_sum import column_sum
-from fastenc.ops._gemm import gemm
+from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.attention import TENSORS, self_attention_call
-from fastenc.ops.bias_glu import ACTIVATIONS as GLU_ACTIVATIONS
+from fastenc.ops.column_sum import column_sum
+from fastenc.ops.gemm import gemm
+from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these nodes compute.
@@ -40,15 +40,15 @@ TAKES = frozenset(
 )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
-    x, inputs = call.state.x, call.inputs
+    x, inputs = layer_call.state.x, layer_call.inputs
     positions = inputs.relative_positions
-    given = (x, call.state.residual, inputs.relative_bias, *call.weights.tensors())
+    given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
     given += () if positions is None else (positions.embeddings,)
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, call.spec)
+    return mode_reason() or shape_reason(x, layer_call.spec)
 
 
 def mode_reason() -> str | None:
@@ -73,21 +73,25 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
     op = "disentangled_attention" if spec.attention.position_terms else "attention"
-    if _dispatch.choose(op, "auto", x) == "reference":
+    if dispatch.choose(op, "auto", x) == "reference":
         return f"there is no {op} kernel for {x.dtype} on {x.device.type}"
     return None
 
 
-def run_fused_sublayers(call: LayerCall) -> LayerState:
+def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` with two autograd nodes, and with the same dropout masks."""
     state, inputs, spec, dropout = (
-        in_autocast_dtype(call.state),
-        call.inputs,
-        call.spec,
-        call.dropout,
+        in_autocast_dtype(layer_call.state),
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.dropout,
     )
-    x, w, cast = state.x, call.prepared.stacked or call.weights, call.prepared.cast
-    _checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
+    x, w, cast = (
+        state.x,
+        layer_call.prepared.stacked or layer_call.weights,
+        layer_call.prepared.cast,
+    )
+    checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     keys = queries = None
     if spec.attention.position_terms:
@@ -141,8 +145,8 @@ def _state(results, spec: LayerSpec) -> LayerState:
 
 def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | None, float]:
     """(seed and offset of the dropout mask or None without dropout, probability)."""
-    _checks.check_dropout("encoder_layer", dropout_p)
-    return _checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
+    checks.check_dropout("encoder_layer", dropout_p)
+    return checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
 def _attention_arguments(
@@ -154,7 +158,7 @@ def _attention_arguments(
 ) -> tuple[tuple[Tensor | None, ...], tuple]:
     """The arguments of plain attention after q, k and v: the tensors, and the numbers."""
     all_blocks, long_blocks = inputs.blocks or (None, None)
-    call = self_attention_call(
+    attention_call = self_attention_call(
         inputs.cu_seqlens,
         inputs.max_seqlen,
         scale=spec.scale,
@@ -168,7 +172,7 @@ def _attention_arguments(
         window_left=spec.window[0],
         window_right=spec.window[1],
     )
-    return call.tensors(), call[TENSORS:]
+    return attention_call.tensors(), attention_call[TENSORS:]
 
 
 class _Attention(torch.autograd.Function):
@@ -264,13 +268,15 @@ class _Attention(torch.autograd.Function):
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
             if needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11]):
                 dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
-                call = (*qkv.unbind(1), *tensors, *ctx.numbers)
+                arguments = (*qkv.unbind(1), *tensors, *ctx.numbers)
                 if ctx.disentangled:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
-                    dqkv, dkeys, dqueries, dbias = backward(dattended, lse, *call, needs_qkv_bias)
+                    dqkv, dkeys, dqueries, dbias = backward(
+                        dattended, lse, *arguments, needs_qkv_bias
+                    )
                 else:
                     dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
-                        dattended, None, attended, lse, *call, True, needs_relative_bias,
+                        dattended, None, attended, lse, *arguments, True, needs_relative_bias,
                         needs_qkv_bias,
                     )  # fmt: skip
                 dqkv = dqkv.flatten(1)
@@ -317,9 +323,16 @@ class _FeedForward(torch.autograd.Function):
         if cast is not None:
             up_weight, down_weight = cast.up_weight, cast.down_weight
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
-        up = gemm(x, up_weight.t())
-        _checks.check_vector("encoder_layer", "up_bias", up_bias, up)
-        inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
+        # What linear_gelu computes: erf-GELU of a product with a bias.
+        is_linear_gelu = not spec.gated and spec.activation == "gelu" and not dropout.inner
+        ctx.in_epilogue = False
+        if up_bias is not None and is_linear_gelu and in_epilogue(x):
+            ctx.in_epilogue, mask = True, None
+            inner, up = torch.ops.fastenc.linear_gelu_fwd(x, up_weight, up_bias.to(x.dtype))
+        else:
+            up = gemm(x, up_weight.t())
+            checks.check_vector("encoder_layer", "up_bias", up_bias, up)
+            inner, mask = drop(_activate(up, up_bias, spec), dropout.inner)
         projected = gemm(inner, down_weight.t())
         ctx.spec, ctx.inner_dropout_p = spec, dropout.inner
         down_dropout = _mask(x, dropout.down, dropout.rng_states[2])
@@ -354,11 +367,14 @@ class _FeedForward(torch.autograd.Function):
             if needs_down:
                 ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
             if needs_x or needs_up or needs_up_bias:
-                dinner = gemm(dprojected, down_weight)
-                if mask is not None:
-                    scale = 1 / (1 - ctx.inner_dropout_p)
-                    dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
-                dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
+                if ctx.in_epilogue:
+                    dup, dup_bias = torch.ops.fastenc.linear_gelu_bwd(dprojected, down_weight, up)
+                else:
+                    dinner = gemm(dprojected, down_weight)
+                    if mask is not None:
+                        scale = 1 / (1 - ctx.inner_dropout_p)
+                        dinner = torch.ops.aten.native_dropout_backward(dinner, mask, scale)
+                    dup, dup_bias = _activate_backward(dinner, up, up_bias, ctx.spec)
                 if needs_up:
                     dup_weight = gemm(dup.t(), x, dtype=ctx.dtypes[0])
                 if needs_x and ctx.one_input:
@@ -371,8 +387,8 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
-    number = GLU_ACTIVATIONS.index(spec.activation) if spec.activation != "relu" else None
-    if spec.gated and number is not None:
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_fwd(up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_fwd(up, bias, spec.activation == "gelu_tanh")
@@ -382,8 +398,8 @@ def _activate(up: Tensor, bias: Tensor | None, spec: FeedForwardSpec) -> Tensor:
 def _activate_backward(
     dinner: Tensor, up: Tensor, bias: Tensor | None, spec: FeedForwardSpec
 ) -> tuple[Tensor, Tensor | None]:
-    if spec.gated and spec.activation != "relu":
-        number = GLU_ACTIVATIONS.index(spec.activation)
+    if spec.gated and spec.activation in activation.GATED:
+        number = activation.NUMBERS[spec.activation]
         return torch.ops.fastenc.bias_glu_bwd(dinner, up, bias, number)
     if not spec.gated and spec.activation in ("gelu", "gelu_tanh"):
         return torch.ops.fastenc.bias_gelu_bwd(dinner, up, bias, spec.activation == "gelu_tanh")
@@ -404,9 +420,9 @@ def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
 def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
     """(y or with pre-norm (y, sum), tensors that the backward needs)."""
     spec, pre_norm = norm
-    _checks.check_like("encoder_layer", "residual", residual, projected)
+    checks.check_like("encoder_layer", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
-        _checks.check_vector("encoder_layer", name, value, projected)
+        checks.check_vector("encoder_layer", name, value, projected)
     rng_state, dropout_p = dropout
     y, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
         projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
@@ -440,7 +456,7 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
 def _no_autocast(x: Tensor):
     """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
     device = x.device.type
-    if _dispatch.autocast_dtype(device) is None:
+    if dispatch.autocast_dtype(device) is None:
         return nullcontext()
     return torch.autocast(device, enabled=False)
 

@@ -21,10 +21,10 @@ class Way:
     reason: Callable[[LayerCall], str | None]
     run: Callable[[LayerCall], LayerState]
 
-    def unsupported_reason(self, call: LayerCall) -> str | None:
+    def unsupported_reason(self, layer_call: LayerCall) -> str | None:
         """Why this way cannot take the call, or None."""
-        reason = self.reason(call)
+        reason = self.reason(layer_call)
         if reason is not None:
             return reason
-        unknown = call.features() - self.takes
+        unknown = layer_call.features() - self.takes
         return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None

@@ -1,0 +1,53 @@
+"""What the functions from texts to vectors need of an encoder."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.layer_spec import LayerSpec, LayerWeights
+from fastenc.packing import PackedBatch
+from fastenc.text.tokenizers import TokenizerLike
+
+
+class EmbeddingsLike(Protocol):
+    @property
+    def word(self) -> nn.Embedding: ...
+
+
+class EncoderLike(Protocol):
+    """:class:`fastenc.Encoder`, which imports these functions and therefore cannot be imported by them."""
+
+    training: bool
+    config: EncoderConfig
+    tokenizer: TokenizerLike | None
+    sentence: SentenceSettings | None
+    frozen: FrozenWeights
+
+    @property
+    def embeddings(self) -> EmbeddingsLike: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def __call__(
+        self, batch: PackedBatch, *, visit: Callable[[int, Tensor], None] | None = None
+    ) -> object: ...
+
+    def own_tokenizer(self) -> TokenizerLike: ...
+
+    def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor: ...
+
+    def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def eval(self) -> object: ...
+
+    def train(self, mode: bool = True) -> object: ...

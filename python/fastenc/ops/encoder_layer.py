@@ -1,0 +1,40 @@
+"""An encoder layer in inference on a CPU, in two ops over blocks of rows that stay in the cache.
+
+Separate ops would write every intermediate result to memory, often to newly mapped pages. Weights are given packed
+(:func:`fastenc.ops.gemm.pack_weight`), or plain, in which case each call packs them. For few rows the threads share
+out the columns of each product, and plain weights are read without packing.
+"""
+
+import torch
+
+from fastenc.ops import library
+
+
+def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, num_heads, head_dim, *_):
+    return x.new_empty((x.shape[0], num_heads * head_dim), dtype=torch.float32)
+
+
+def _fake_after_attention(attended, residual, *arguments):
+    pre_norm = arguments[-4]
+    rows, hidden = residual.shape
+    return torch.empty_like(residual), residual.new_empty((rows if pre_norm else 0, hidden))
+
+
+# attended = Attention(x W_qkv + b_qkv), float32 (total_tokens, num_heads * head_dim). x is float32 or bfloat16.
+library.define(
+    "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,"
+    " int max_seqlen, int num_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left,"
+    " int window_right) -> Tensor",
+    _fake_attention,
+)
+# s = residual + attended W_out + b_out, h = Norm(s), y = Norm(r + FFN(h)).
+# Post-norm: r = h, and the second result is empty. Pre-norm: r = s, and the second result is r + FFN(h), the next
+# layer's residual. Both results have the residual's dtype, float32 or bfloat16.
+library.define(
+    "encoder_layer_after_attention(Tensor attended, Tensor residual, Tensor[] attention_out,"
+    " Tensor? attention_out_bias, Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor[] up,"
+    " Tensor? up_bias, Tensor[] down, Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, bool packed,"
+    " bool few_rows, int inner, int activation, bool gated, bool pre_norm, bool rms, float attention_norm_eps,"
+    " float out_norm_eps) -> (Tensor, Tensor)",
+    _fake_after_attention,
+)

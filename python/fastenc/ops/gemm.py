@@ -1,0 +1,189 @@
+"""Matrix products on a CPU, by our kernels where they are faster than PyTorch's.
+
+PyTorch computes float32 products with MKL, which uses AVX-512 on Intel's processors only; on others our kernel is about
+twice as fast. Products of few rows read each weight once, without packing, in float32 or bfloat16. On a processor
+without bfloat16 units our kernel computes products of bfloat16 in float32, where PyTorch emulates bfloat16. All other
+products, and those on other devices, are PyTorch's.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.ops import dispatch, library
+from fastenc.ops.column_sum import column_sum
+
+# The largest number of rows for which a weight is read without packing; csrc/gemm.cpp has the same number.
+FEW_ROWS = 128
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`torch.nn.functional.linear` of x (..., in_features), weight (out_features, in_features) and bias.
+
+    Differentiable: all three.
+    """
+    if dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
+        return F.linear(x, weight, bias)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return _Linear.apply(x, weight, bias)
+    return torch.ops.fastenc.gemm(x, weight.t(), bias)
+
+
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """a b + bias, or a b + added; not differentiable.
+
+    Args:
+        a: (rows, inner); b: (inner, columns), dtype of a. Either may be a transposed view.
+        bias: (columns,); added: contiguous (rows, columns), which is overwritten with the result.
+        dtype: wanted for a result without a bias. float32 from low precision saves a cast where PyTorch has such a
+            product, which is on a GPU.
+    Returns: (rows, columns), dtype of a, or float32 if that is wanted and there is such a product.
+    Numerics: float32 sums, whose order does not depend on the number of threads. For more than 128 rows, partial sums
+        of 128 terms each are added in order. On processors with an instruction for bfloat16 products, numbers below
+        2^-126 count as 0.
+    """
+    if dtype == torch.float32 and _widens(a):
+        product = _widening_product(a, b)
+        return product if added is None else added.add_(product)
+    if added is None:
+        if _is_ours(a, b):
+            return torch.ops.fastenc.gemm(a, b, bias)
+        return F.linear(a, b.t(), bias)
+    if _is_ours(a, b) and a.dtype == torch.float32:
+        torch.ops.fastenc.gemm_add_(added, a, b)
+        return added
+    return torch.addmm(added, a, b, out=added)  # FlopCounterMode does not know addmm_
+
+
+def pack_weight(*weights: Tensor) -> Tensor:
+    """Weights (out_features, in_features), stacked along the first dimension, in the order in which our kernels read.
+
+    Returns: float32 (groups, in_features, group size): a group holds that many output features. The last group is
+        padded with 0. The group size depends on the instruction set.
+    """
+    return torch.ops.fastenc.pack_weight(list(weights))
+
+
+def gemm_packed(a: Tensor, packed: Tensor, bias: Tensor | None, columns: int) -> Tensor:
+    """a W^T + bias for a (rows, inner) and packed = pack_weight(W), W (columns, inner).
+
+    Returns: float32 (rows, columns).
+    """
+    return torch.ops.fastenc.gemm_packed(a, packed, bias, columns)
+
+
+def fastest_product(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    """A function that computes a b in the fastest way known here, for measuring a device's peak FLOPs."""
+    if _is_ours(a, b) and a.dtype == torch.float32:
+        packed = pack_weight(b.t())
+        return lambda: gemm_packed(a, packed, None, b.shape[1])
+    # The result is overwritten each time: on a CPU, new pages would cost more time than a small product.
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    return lambda: out.addmm_(a, b)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return gemm(x, weight.t(), bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            gemm(dy, weight) if needs_x else None,
+            gemm(dy.t(), x) if needs_weight else None,
+            column_sum(dy) if needs_bias else None,
+        )
+
+
+def _widens(a: Tensor) -> bool:
+    """Whether PyTorch multiplies matrices like a into float32."""
+    return (
+        a.device.type == "cuda"
+        and a.dtype in (torch.bfloat16, torch.float16)
+        and "dtype" in torch.ops.aten.mm.overloads()  # since PyTorch 2.8
+    )
+
+
+def _widening_product(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def _is_ours(a: Tensor, b: Tensor) -> bool:
+    """Whether the product a b is computed by our kernels."""
+    if (
+        torch.compiler.is_compiling()
+        or not library.HAS_CPP
+        or a.device.type != "cpu"
+        or a.dtype != b.dtype
+        or a.dim() != 2
+        or a.shape[1] == 0
+    ):
+        return False
+    if a.dtype == torch.bfloat16:
+        return emulates_bfloat16() or _reads_weight_once(a, b)
+    return a.dtype == torch.float32 and (cpp_product_is_faster() or _reads_weight_once(a, b))
+
+
+def _reads_weight_once(a: Tensor, b: Tensor) -> bool:
+    return 0 < a.shape[0] <= FEW_ROWS and b.stride(0) == 1 and has_vectors()
+
+
+@cache
+def cpp_product_is_faster() -> bool:
+    """Whether the processor has AVX-512 and MKL does not use it; MKL's AVX2 code is not slower than ours."""
+    return (
+        library.HAS_CPP
+        and torch.backends.mkl.is_available()
+        and not (built := library._C.build_info())["intel_processor"]
+        and built["instruction_set"] == "avx512"
+    )
+
+
+@cache
+def has_vectors() -> bool:
+    """Whether the processor has vector instructions (AVX2 or more) for which the kernels were compiled."""
+    return library.HAS_CPP and library._C.build_info()["instruction_set"] != "baseline"
+
+
+@cache
+def emulates_bfloat16() -> bool:
+    """Whether the processor has no bfloat16 units. PyTorch then emulates them; our kernel converts operands once."""
+    return library.HAS_CPP and not library._C.build_info()["bfloat16_units"]
+
+
+library.define(
+    "gemm(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    lambda a, b, bias: a.new_empty((a.shape[0], b.shape[1])),
+)
+library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
+
+
+def _fake_packed(weights: list[Tensor]) -> Tensor:
+    width = {"avx512": 64, "avx2": 16}.get(library._C.build_info()["instruction_set"], 8)
+    columns = sum(weight.shape[0] for weight in weights)
+    return weights[0].new_empty(
+        (-(-columns // width), weights[0].shape[1], width), dtype=torch.float32
+    )
+
+
+library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)
+library.define(
+    "gemm_packed(Tensor a, Tensor packed, Tensor? bias, int columns) -> Tensor",
+    lambda a, packed, bias, columns: a.new_empty((a.shape[0], columns)),
+)
