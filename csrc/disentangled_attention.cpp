@@ -235,8 +235,9 @@ class TableGradients {
   std::vector<float> sums_;
 };
 
+// The output is for kernels that do not compute the sums of p dp again.
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor dout, Tensor lse, Tensor q, Tensor k, Tensor v, std::optional<Tensor> position_keys,
+    Tensor dout, Tensor /*out*/, Tensor lse, Tensor q, Tensor k, Tensor v, std::optional<Tensor> position_keys,
     std::optional<Tensor> position_queries, Tensor slots, Tensor cu_seqlens, std::optional<Tensor> rng_state,
     int64_t max_seqlen, double dropout_p, double scale, bool wants_bias) {
   Call call(

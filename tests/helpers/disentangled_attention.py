@@ -25,15 +25,15 @@ class Inputs(NamedTuple):
     def leaves(self) -> list[Tensor]:
         return [x for x in self[:3] if isinstance(x, Tensor)]
 
-    def to(self, dtype: torch.dtype) -> "Inputs":
-        leaf = lambda x: None if x is None else x.detach().to(dtype).requires_grad_()
-        return Inputs(*map(leaf, self[:3]), *self[3:])
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> "Inputs":
+        leaf = lambda x: None if x is None else x.detach().to(device, dtype).requires_grad_()
+        return Inputs(*map(leaf, self[:3]), self.slots.to(device), self.lengths)
 
     def call(self) -> dict:
         """The arguments of the public function."""
         return {
             "qkv": self.qkv,
-            "cu_seqlens": offsets_of(self.lengths),
+            "cu_seqlens": offsets_of(self.lengths).to(self.qkv.device),
             "max_seqlen": max(self.lengths, default=0),
             "slots": self.slots,
             "position_keys": self.keys,

@@ -136,7 +136,7 @@ def test_registration_passes_opcheck_and_compiles(terms):
     out, lse = torch.ops.fastenc.disentangled_attention_fwd(*arguments)
     torch.library.opcheck(torch.ops.fastenc.disentangled_attention_fwd.default, arguments)
     torch.library.opcheck(
-        torch.ops.fastenc.disentangled_attention_bwd.default, (out, lse, *arguments, True)
+        torch.ops.fastenc.disentangled_attention_bwd.default, (out, out, lse, *arguments, True)
     )
     compiled = torch.compile(disentangled_attention, backend="aot_eager", fullgraph=True)
     dout = torch.randn(10, 2, 16)

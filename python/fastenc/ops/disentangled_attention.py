@@ -11,7 +11,7 @@ from fastenc.packing import check_cu_seqlens
 from fastenc.reference import disentangled_attention as reference
 
 OP = "disentangled_attention"
-declare(OP, "cpp")
+declare(OP, "cpp", "triton")
 
 
 def disentangled_attention(
@@ -47,12 +47,14 @@ def disentangled_attention(
         softmax_scale: (head_dim * number of terms) ** -0.5 if None.
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device; the same state gives the mask of
             :func:`attention`. None: random, from the device's default generator.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128) or "reference".
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 64) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic. Deterministic: yes; no result depends on the number of threads.
-    Memory: C++ keeps nothing of size length x length; its backward has up to 32 sums of the tables' gradients, each of
-        2 * length - 1 rows of one head.
+    Numerics: fp32 arithmetic. On a GPU, products of float32 are in TF32 if torch.backends.cuda.matmul allows it.
+        Deterministic: yes; no result depends on the number of threads.
+    Memory: C++ and Triton keep nothing of size length x length. Both keep the tables with a row for each distance up to
+        the longest sequence. C++'s backward has up to 32 sums of the tables' gradients, each of 2 * length - 1 rows of
+        one head; Triton's backward has sums over groups of sequences, of about 1,024 blocks of distances.
     Differentiable: qkv, position_keys, position_queries.
     Source: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543 (one table of slots for both terms).
     """
@@ -70,13 +72,15 @@ def disentangled_attention(
         terms = 1 + (position_keys is not None) + (position_queries is not None)
         softmax_scale = (qkv.shape[3] * terms) ** -0.5
     rng_state = checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
-    cpp_limit, head_dim = None, qkv.shape[3]
+    cpp_limit, triton_limit, head_dim = None, None, qkv.shape[3]
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
+    if not 0 < head_dim <= 64:
+        triton_limit = f"head_dim must be at most 64, got {head_dim}"
     q, k, v = qkv.unbind(1)
     tensors = (position_keys, position_queries, slots, cu_seqlens, rng_state)
     numbers = (max_seqlen, dropout_p, softmax_scale)
-    if choose(OP, impl, qkv, cpp_limit=cpp_limit) == "reference":
+    if choose(OP, impl, qkv, cpp_limit=cpp_limit, triton_limit=triton_limit) == "reference":
         out, _ = reference.disentangled_attention(
             q,
             k,
@@ -99,16 +103,16 @@ class _DisentangledAttention(torch.autograd.Function):
     def forward(ctx, qkv, *call):
         out, lse = torch.ops.fastenc.disentangled_attention_fwd(*qkv.unbind(1), *call)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(lse, qkv, *call[:TENSORS])
+        ctx.save_for_backward(out, lse, qkv, *call[:TENSORS])
         ctx.numbers = call[TENSORS:]
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        lse, qkv, *tensors = ctx.saved_tensors
+        out, lse, qkv, *tensors = ctx.saved_tensors
         dqkv, dkeys, dqueries, _ = torch.ops.fastenc.disentangled_attention_bwd(
-            dout, lse, *qkv.unbind(1), *tensors, *ctx.numbers, False
+            dout, out, lse, *qkv.unbind(1), *tensors, *ctx.numbers, False
         )
         keys, queries = tensors[:2]
         return (
@@ -166,7 +170,7 @@ def _fake_forward(q, *call):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-def _fake_backward(dout, lse, q, k, v, position_keys, position_queries, *rest):
+def _fake_backward(dout, out, lse, q, k, v, position_keys, position_queries, *rest):
     tables = (position_keys, position_queries)
     return (
         q.new_empty((q.shape[0], 3, *q.shape[1:])),
@@ -175,13 +179,18 @@ def _fake_backward(dout, lse, q, k, v, position_keys, position_queries, *rest):
     )
 
 
-define(f"disentangled_attention_fwd({_CALL}) -> (Tensor out, Tensor lse)", _fake_forward)
+define(
+    f"disentangled_attention_fwd({_CALL}) -> (Tensor out, Tensor lse)",
+    _fake_forward,
+    triton="disentangled_attention.disentangled_attention_forward",
+)
 # wants_bias: return the gradient of the projection's bias too, the sum of dqkv over the tokens, float32
 # (3 * num_heads * head_dim,).
 define(
-    f"disentangled_attention_bwd(Tensor dout, Tensor lse, {_CALL}, bool wants_bias) -> (Tensor dqkv, "
+    f"disentangled_attention_bwd(Tensor dout, Tensor out, Tensor lse, {_CALL}, bool wants_bias) -> (Tensor dqkv, "
     "Tensor dposition_keys, Tensor dposition_queries, Tensor dbias)",
     _fake_backward,
+    triton="disentangled_attention.disentangled_attention_backward",
 )
 
 
