@@ -7,6 +7,7 @@ plain: real and equal lengths; for some of them other dtypes, head sizes and dro
 keys of other lengths than the queries, with results of their own. 12 heads of 64, on a CPU of 32.
 """
 
+import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -38,9 +39,11 @@ from benchmarks._tuning import (
     random_inputs,
     tf32,
 )
+from benchmarks.gpu_quick import problems
 from benchmarks.lengths import NAMES
 from benchmarks.lengths import lengths as real_lengths
 from fastenc.ops import attention, cross_attention, unpack
+from fastenc.ops.attention_blocks import attention_blocks
 from fastenc.packing import PackedBatch, pack_sequences
 
 TABLES = {
@@ -472,6 +475,24 @@ def attention_problem(
 
     inputs = random_inputs(dtype, (sum(lengths), 3, heads, dim))
     return Problem("attention", run, inputs, **options)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    """Batches of one length, and one with a quarter of its tokens in the longest sequences."""
+    long, short = size.lengths[-1], size.lengths[-1] // 8
+    batches = {str(n): [n] * (size.tokens // n) for n in size.lengths}
+    batches["mixed"] = [long] * -(-size.tokens // (4 * long))
+    batches["mixed"] += [short] * (3 * size.tokens // 4 // short)
+    for p, (name, lengths) in itertools.product((0.0, 0.1), batches.items()):
+        yield f"attention {name}, dropout {p}", partial(visited_problem, size, lengths, p)
+
+
+def visited_problem(size: problems.Size, lengths: list[int], p: float) -> problems.Problem:
+    one, flops = sum(lengths) * size.width, 4 * sum(n * n for n in lengths) * size.width
+    like = torch.empty(sum(lengths), 0, dtype=problems.DTYPE, device=DEVICE)
+    blocks = attention_blocks(like, problems.offsets_of(lengths), max(lengths))
+    least = problems.work(4 * one, flops), problems.work(7 * one, 2.5 * flops)
+    return problems.problem("attention", size.of(lengths), *least, dropout_p=p, blocks=blocks)
 
 
 if __name__ == "__main__":

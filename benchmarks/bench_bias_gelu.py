@@ -16,6 +16,7 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
+from benchmarks.gpu_quick import problems
 from fastenc.ops import bias_gelu
 
 TABLES = {"bias_gelu": "GELU(x + bias)"}
@@ -57,6 +58,12 @@ def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
 
 def gelu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
     return Problem("bias_gelu", bias_gelu, random_inputs(dtype, (rows, width), (width,)))
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    one = size.tokens * 4 * size.width
+    least = problems.work(2 * one), problems.work(3 * one)
+    yield "bias_gelu", partial(problems.problem, "bias_gelu", size.of(size.short()), *least)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
+from benchmarks.gpu_quick import problems
 from fastenc.ops import bias_glu
 
 TABLES = {"bias_glu": "GeGLU and SwiGLU of x + bias"}
@@ -72,6 +73,12 @@ def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
 def glu_problem(rows: int, width: int, dtype: torch.dtype) -> Problem:
     inputs = random_inputs(dtype, (rows, 2 * width), (2 * width,))
     return Problem("bias_glu", partial(bias_glu, activation="gelu"), inputs)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    one, halves = size.tokens * 4 * size.width, size.of(size.short(), inner=2 * size.width)
+    least = problems.work(1.5 * one), problems.work(2.5 * one)
+    yield "bias_glu", partial(problems.problem, "bias_glu", halves, *least)
 
 
 if __name__ == "__main__":

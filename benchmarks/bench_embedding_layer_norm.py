@@ -18,6 +18,7 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
+from benchmarks.gpu_quick import problems
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
 
 TABLES = {"embedding_layer_norm": "Embeddings and LayerNorm, vocabulary 30,522"}
@@ -129,6 +130,15 @@ def embedding_problem(tokens: int, width: int, dtype: torch.dtype, p: float) -> 
 
     shapes = ((VOCABULARY, width), (512, width), (2, width), (width,), (width,))
     return Problem("embedding_layer_norm", run, random_inputs(dtype, *shapes))
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    one, table = size.tokens * size.width, size.vocabulary * size.width
+    given = "embedding_layer_norm", size.of(size.short())
+    least = problems.work(2 * one), problems.work(7 * one + table)
+    for p in (0.0, 0.1):
+        make = partial(problems.problem, *given, *least, dropout_p=p)
+        yield f"embedding_layer_norm, dropout {p}", make
 
 
 if __name__ == "__main__":

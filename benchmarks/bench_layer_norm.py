@@ -17,6 +17,7 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
+from benchmarks.gpu_quick import problems
 from fastenc.ops import layer_norm, rms_norm
 
 TABLES = {"layer_norm": "LayerNorm(residual + x + bias) and RMSNorm(x)"}
@@ -148,6 +149,14 @@ def norm_problem(rows: int, width: int, dtype: torch.dtype, p: float) -> Problem
     matrix, vector = (rows, width), (width,)
     inputs = random_inputs(dtype, matrix, matrix, vector, vector, vector)
     return Problem("layer_norm", run, inputs)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    one = size.tokens * size.width
+    for p in (0.0, 0.1):
+        least = problems.work(4 * one), problems.work((4 if p else 3) * one)
+        make = partial(problems.problem, "layer_norm", size.of(size.short()), *least, dropout_p=p)
+        yield f"layer_norm, dropout {p}", make
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The masked-LM head's last product and its loss, 15 % labelled: loss, gradients of both factors, time and memory."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from benchmarks._harness import (
     peer,
     run_groups,
 )
+from benchmarks.gpu_quick import problems
 from fastenc.ops import linear_masked_cross_entropy
 
 TABLES = {
@@ -113,6 +115,25 @@ def main() -> None:
             name = f"{model} {tokens:,} x {hidden} x {vocabulary:,} {dtype_name(dtype)}"
             groups[name] = partial(measure, name, tokens, hidden, vocabulary, dtype)
     run_groups("linear_masked_cross_entropy", groups)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    yield "linear_masked_cross_entropy", partial(visited_problem, size)
+
+
+def visited_problem(size: problems.Size) -> problems.Problem:
+    """Every row has a label."""
+    rows = size.tokens // 8
+    labels = torch.randint(size.vocabulary, (rows,), device=DEVICE)
+    logits, flops = rows * size.vocabulary, 2 * rows * size.vocabulary * size.width
+    return problems.problem(
+        "linear_masked_cross_entropy",
+        size.of([rows]),
+        problems.work(logits, flops),
+        problems.work(logits, 2 * flops),
+        labels=labels,
+        max_labels=rows,
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -26,6 +27,7 @@ from benchmarks._harness import (
     peer,
     run_groups,
 )
+from benchmarks.gpu_quick import problems
 from fastenc.ops import masked_cross_entropy
 
 SHARE = 0.15
@@ -166,6 +168,18 @@ def main() -> None:
             "memory": memory_on_cpu,
         }
     run_groups("masked_cross_entropy", groups)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    yield "masked_cross_entropy", partial(visited_problem, size)
+
+
+def visited_problem(size: problems.Size) -> problems.Problem:
+    """Every row has a label. The gradient is formed with the loss."""
+    rows = size.tokens // 8
+    labels = torch.randint(size.vocabulary, (rows,), device=DEVICE)
+    least = problems.work(2 * rows * size.vocabulary), None
+    return problems.problem("masked_cross_entropy", size.of([rows]), *least, labels=labels)
 
 
 if __name__ == "__main__":

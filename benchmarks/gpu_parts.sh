@@ -98,8 +98,9 @@ case $PART in
     else
       echo "ncu: it is not on the PATH"
     fi
-    # Before the sweep, which may take all the time that is left.
-    stage archive 40 "tar cf - -C $VISIT triton | xz -T0 -3 >$OUT/cache.tar.xz; tar cf - -C $VISIT extension-$SOURCE | xz -T0 -6 >$OUT/extension.tar.xz"
+    # Before the sweep, which may take all the time that is left. Of a compiled kernel Triton needs the machine code, not
+    # what came before it, which would be more than 16 MiB.
+    stage archive 40 "tar cf - -C $VISIT --exclude=*.{source,ttir,ttgir,llir,ptx} triton | xz -T0 -3 >$OUT/cache.tar.xz; tar cf - -C $VISIT extension-$SOURCE | xz -T0 -6 >$OUT/extension.tar.xz"
     export FASTENC_SWEEP_SECONDS=$(($(left) > 60 ? $(left) - 30 : 30))
     quick sweep $((FASTENC_SWEEP_SECONDS + 20))
     ;;

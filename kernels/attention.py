@@ -625,13 +625,15 @@ def _tile_and_warps(
     return _launch(64, 64, 4)
 
 
-def config_delta(precision: str) -> dict:
+def config_delta(head_dim: int, precision: str) -> dict:
     """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
 
     precision: as for the others.
     """
     if precision == "ieee":
-        return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8}
+        # Wide heads take about 170 registers: three programs of four warps fit on a multiprocessor, or one of eight.
+        block_m, warps = (16, 8) if head_dim <= 64 else (8, 4)
+        return {"BLOCK_M": block_m, "BLOCK_N": 16, "num_warps": warps}
     return {"BLOCK_M": 32, "BLOCK_N": 64 if precision == "half" else 32, "num_warps": 4}
 
 
@@ -890,7 +892,7 @@ def _backward(
     if division.any_length:
         arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
-        launch = config_delta(_precision(arguments))
+        launch = config_delta(head_dim, _precision(arguments))
         of_grid, grid = _blocks(division, call.max_seqlen_q, launch["BLOCK_M"], arguments)
         named |= arguments | of_grid
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}

@@ -153,8 +153,11 @@ def _attention_short_fwd_kernel(
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
     k = load_rows(k_ptr + wide_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
     v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
-    for start_m in tl.range(first, last, ROWS):
-        tokens = start_m + tl.arange(0, ROWS)
+    # A tile of ROWS tokens takes one turn. With constant bounds the compiler knows this and makes no loop, which would
+    # hold its results in registers from the start.
+    ONCE: tl.constexpr = BLOCK == ROWS
+    for start_m in tl.range(0 if ONCE else first, ROWS if ONCE else last, ROWS):
+        tokens = (first if ONCE else start_m) + tl.arange(0, ROWS)
         mask_m = tokens < last
         row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
@@ -305,8 +308,9 @@ def _attention_short_bwd_kernel(
         grad_scale *= drop_scale  # which the scores' gradients in the loop lack
     ds_sums = tl.zeros([BLOCK], tl.float32)
     columns = spread(keys - starts)[:, None]  # right for the queries that see the key
-    for start_m in tl.range(first, last, ROWS):
-        tokens = start_m + tl.arange(0, ROWS)
+    ONCE: tl.constexpr = BLOCK == ROWS  # see _attention_short_fwd_kernel
+    for start_m in tl.range(0 if ONCE else first, ROWS if ONCE else last, ROWS):
+        tokens = (first if ONCE else start_m) + tl.arange(0, ROWS)
         mask_m = tokens < last
         # Past the tile all of these and the query are 0, which adds nothing.
         log_sum, base, row_starts, one, two = load_record(

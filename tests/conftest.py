@@ -1,5 +1,4 @@
 import os
-import warnings
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from fastenc.ops import dispatch, gemm, library  # noqa: E402
+from fastenc.ops import gemm  # noqa: E402
+from fastenc.testing.operators import triton_kernels_on_cpu  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -80,7 +80,7 @@ def poisoned(new):
 
 
 @pytest.fixture
-def triton_kernels(monkeypatch):
+def triton_kernels():
     """A GPU; or the CPU, where interpreted Triton kernels replace the C++ code of the same ops."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
@@ -91,15 +91,8 @@ def triton_kernels(monkeypatch):
         pytest.skip("the compiled extension is not available")
     # The interpreter stores bfloat16 as integers and would multiply these.
     usable = (torch.float32, torch.float16)
-    limit = lambda op, impl, x, cpp_limit, triton_limit: triton_limit
-    monkeypatch.setattr(dispatch, "unsupported_reason", limit)
-    overrides = torch.library.Library("fastenc", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning that the kernel is overridden
-        for name, kernel in library.triton_kernels.items():
-            overrides.impl(name, kernel, "CPU", allow_override=True)
-    yield TritonTarget(torch.device("cpu"), "cpp", usable)
-    overrides._destroy()
+    with triton_kernels_on_cpu():
+        yield TritonTarget(torch.device("cpu"), "cpp", usable)
 
 
 @pytest.fixture

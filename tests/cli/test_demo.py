@@ -56,6 +56,7 @@ def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(classification, "TRAINING", 64)
     monkeypatch.setattr(classification, "HELD_OUT", 32)
     monkeypatch.setattr(encoding, "ROUNDS", 1)
+    monkeypatch.setattr(encoding, "TEXTS", 32)
     small = corpus.which_package(max_texts=40, max_files=60)
     monkeypatch.setattr(corpus, "which_package", lambda: small)
     some = corpus.standard_library(max_files=60)

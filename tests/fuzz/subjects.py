@@ -14,20 +14,20 @@ from tests.fuzz import (
     valid_calls,
     weights,
 )
-from tests.fuzz.op_calls import CALLS
+from tests.fuzz.op_calls import CASES, random_call
 from tests.fuzz.trials import Subject
 
 
 def _valid(op: str, rng: Random) -> None:
-    valid_calls.check(CALLS[op](rng), rng)
+    valid_calls.check(random_call(op, rng), rng)
 
 
 def _broken(op: str, rng: Random) -> None:
-    broken_calls.check_refused(CALLS[op](rng), rng)
+    broken_calls.check_refused(random_call(op, rng), rng)
 
 
-VALID: dict[str, Subject] = {f"valid/{op}": partial(_valid, op) for op in CALLS}
-BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CALLS}
+VALID: dict[str, Subject] = {f"valid/{op}": partial(_valid, op) for op in CASES}
+BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CASES}
 OTHERS: dict[str, Subject] = {
     "batches": batches.check,
     "checkpoints": checkpoints.check,

@@ -12,28 +12,12 @@ from tests.fuzz.op_calls import Call
 TOLERANCE = {torch.float32: 3e-4, torch.bfloat16: 0.08}
 
 
-def tensors_of(result: Any) -> list[Tensor]:
-    return [result] if torch.is_tensor(result) else [t for t in result if torch.is_tensor(t)]
-
-
-def leaves_of(call: Call, dtype: torch.dtype | None) -> dict[str, Any]:
-    """The arguments; floating-point tensors become leaves that require gradients, in their layouts."""
-    made = {}
-    for name, value in call.arguments.items():
-        if torch.is_tensor(value) and value.is_floating_point():
-            value = value.detach() if dtype is None else value.detach().to(dtype)
-            value = value.requires_grad_(call.leaves is None or name in call.leaves)
-        made[name] = value
-    return made
-
-
-def gradients(results: list[Tensor], arguments: dict[str, Any], ways: list[Tensor]) -> list[Tensor]:
-    taken = [(y, way.to(y.dtype)) for y, way in zip(results, ways, strict=True) if y.requires_grad]
+def gradients(result: Tensor, arguments: dict[str, Any], way: Tensor) -> list[Tensor]:
     leaves = [v for v in arguments.values() if torch.is_tensor(v) and v.requires_grad]
-    if not taken or not leaves:
+    if not leaves or not result.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    ys, dys = zip(*taken, strict=True)
-    return list(torch.autograd.grad(ys, leaves, dys, allow_unused=True, materialize_grads=True))
+    options = {"allow_unused": True, "materialize_grads": True}
+    return list(torch.autograd.grad(result, leaves, way.to(result.dtype), **options))
 
 
 def assert_near(found: list[Tensor], exact: list[Tensor], tolerance: float, what: str) -> None:
@@ -62,17 +46,17 @@ def coarsest(arguments: dict[str, Any]) -> float:
 
 
 def check(call: Call, rng: Random) -> None:
-    before = {k: v.clone() for k, v in call.arguments.items() if torch.is_tensor(v)}
+    before = {k: v.detach().clone() for k, v in call.arguments.items() if torch.is_tensor(v)}
     seed = rng.getrandbits(60)
     results, grads = [], []
-    for function, dtype in ((call.op, None), (call.truth, torch.float64)):
-        arguments = leaves_of(call, dtype)
+    exact = call.draw.in_float64(call.arguments)
+    for arguments, impl in ((call.arguments, "auto"), (exact, "reference")):
         torch.manual_seed(seed)  # for dropout's masks
-        result = tensors_of(call.compare(function(**arguments)))
+        result = call.case.run(arguments, impl)
         if not results:
-            ways = [torch.randn(y.shape) for y in result]
-        results.append(result)
-        grads.append(gradients(result, arguments, ways))
+            way = torch.randn(result.shape)
+        results.append([result])
+        grads.append(gradients(result, arguments, way))
     tolerance = coarsest(call.arguments)
     assert_near(*results, tolerance, "result")
     assert_near(*grads, tolerance, "gradient")

@@ -116,7 +116,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         for precision in ("half", "tf32", "ieee"):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            constants = shape_constants(key) | attention.config_delta(precision)
+            constants = shape_constants(key) | attention.config_delta(dim, precision)
             kernel, name = (
                 attention._attention_delta_kernel,
                 f"attention delta {dim} precision={precision}",
@@ -271,7 +271,8 @@ def usage_of(compiled) -> dict:
         "warp group matrix": count("HGMMA"),
         "instructions": len(instructions) - count("NOP"),
         "loop": len(loop),
-        "loop barriers": sum(instruction == "BAR" for instruction in loop),
+        "loop barriers": loop.count("BAR"),
+        "loop spills": loop.count("LDL") + loop.count("STL"),
         "straight": len(straight) - straight.count("NOP"),
         "special functions": count("MUFU"),
         "loop special functions": loop.count("MUFU"),

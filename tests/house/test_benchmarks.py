@@ -307,13 +307,13 @@ def test_numerics_are_kept_and_a_broken_budget_is_an_error(monkeypatch):
     run = lambda *cases: lambda: numerics_report("cpu", cases=cases)
     monkeypatch.setattr(numerics, "numerics_report", run(first, *others))
     numerics.main()
-    row = written("numerics")["cases"]["segment_pool mean, float32"]["forward"]
+    row = written("numerics")["cases"]["segment_pool, float32"]["forward"]
     assert row["holds"] and row["error"] <= row["allowed"]
     off = replace(first, ours=lambda **inputs: 1.1 * first.ours(**inputs))
     monkeypatch.setattr(numerics, "numerics_report", run(off, *others))
-    with pytest.raises(SystemExit, match="segment_pool mean, float32: forward"):
+    with pytest.raises(SystemExit, match="segment_pool, float32: forward"):
         numerics.main()
-    assert not written("numerics")["cases"]["segment_pool mean, float32"]["forward"]["holds"]
+    assert not written("numerics")["cases"]["segment_pool, float32"]["forward"]["holds"]
 
 
 def test_lengths_are_the_data_sets_and_always_the_same():

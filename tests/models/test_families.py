@@ -4,6 +4,7 @@ tests/integrations/test_patch_families.py has further tests of patched transform
 """
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -191,6 +192,8 @@ def test_files_both_ways_bit_for_bit(family, kind, tmp_path):
     ours.save_pretrained(tmp_path / "ours")
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert written["architectures"] == [type(theirs).__name__]
     wanted, found = theirs.state_dict(), again.state_dict()
     assert wanted.keys() == found.keys()
     for name, value in wanted.items():

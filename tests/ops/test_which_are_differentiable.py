@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fastenc import ops
-from tests.fuzz.op_calls import CALLS
-from tests.fuzz.valid_calls import leaves_of, tensors_of
+from tests.fuzz.op_calls import random_call
 from tests.helpers import ROOT
 
 
@@ -16,8 +15,12 @@ def differentiable(op):
     """Whether a result of a random call of the op requires a gradient, if every floating-point input does."""
     for seed in range(6):
         torch.manual_seed(seed)
-        call = CALLS[op](Random(seed))
-        if any(each.requires_grad for each in tensors_of(call.op(**leaves_of(call, None)))):
+        call = random_call(op, Random(seed))
+        exact = call.draw.in_float64(call.arguments)
+        for name, value in call.arguments.items():
+            if exact[name] is not value:
+                value.requires_grad_()
+        if call.case.run(call.arguments).requires_grad:
             return True
     return False
 

@@ -6,6 +6,8 @@ import os
 import shlex
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -396,9 +398,16 @@ def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeyp
 
 
 def test_a_part_brings_home_a_few_small_files(commands):
+    cache = commands.tree / "build" / "visit" / "triton" / "key"
+    cache.mkdir(parents=True)
+    for kind in ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json"):
+        (cache / f"kernel.{kind}").touch()
     _, printed, code = commands("1")
     names = {path.name for path in commands.out.iterdir()}
     assert names == {"log_1.txt", "sm_90.json", "cache.tar.xz", "extension.tar.xz"}
+    with tarfile.open(commands.out / "cache.tar.xz") as archive:
+        kinds = {Path(member.name).suffix for member in archive if member.isfile()}
+    assert kinds == {".cubin", ".json"}, "what a launch needs of a compiled kernel"
     kept = commands.tree / "build" / "visit"
     assert kept.is_dir(), "what the next part takes stays in the tree"
     (kept / "quick").mkdir()

@@ -38,7 +38,7 @@ def run(folder: Path) -> None:
     training, held_out = corpus.which_package()
 
     print("\n1. Encoding: one checkpoint (MiniLM) run in three ways", flush=True)
-    encoded = encoding.run(texts[:256])
+    encoded = encoding.run(texts[: encoding.TEXTS])
     base = encoded["sentences_per_s"]["Hugging Face"]
     for name, speed in encoded["sentences_per_s"].items():
         difference = encoded["differences"][name]

@@ -12,7 +12,7 @@ from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
 from fastenc.packing import pack_sequences
 
-BATCH, ROUNDS = 32, 3
+BATCH, ROUNDS, TEXTS = 32, 3, 256
 
 
 def run(texts: list[str]) -> dict:

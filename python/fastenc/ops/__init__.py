@@ -1,4 +1,4 @@
-"""The public functions. Each op has one file, which also declares its schemas, its kernels and its numerics cases."""
+"""The public functions. Each op has one file, which also declares its schemas, its kernels and its cases."""
 
 from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu

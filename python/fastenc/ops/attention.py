@@ -1,7 +1,6 @@
 """Attention over packed sequences: self-attention of one packed qkv, and cross-attention of separate q, k and v."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,22 +11,17 @@ from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attentio
 from fastenc.ops import checks
 from fastenc.ops._cudnn_attention import cudnn_attention
 from fastenc.ops.attention_blocks import AttentionBlocks, check_blocks
+from fastenc.ops.cases import (
+    Draw,
+    Size,
+    declare_case,
+    masked_scores,
+    rotary_table,
+    rotated,
+    sequences,
+)
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import (
-    FARTHEST,
-    LENGTHS,
-    LONG_LENGTHS,
-    LONGEST,
-    WINDOW,
-    distances,
-    normal,
-    numerics_case,
-    offsets,
-    outside_window,
-    rotary_inputs,
-    rotated,
-)
 from fastenc.ops.rotary import check_table
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
@@ -443,83 +437,91 @@ define(
 )
 
 
-def _plain_attention(qkv: Sequence[Tensor], lengths, key_lengths, mask=None) -> Tensor:
-    """One sequence at a time. ``mask(length)`` is added to the scores of a sequence of that length."""
-    sizes = (lengths, key_lengths, key_lengths)
-    rows = zip(*(x.split(n) for x, n in zip(qkv, sizes, strict=True)), strict=True)
-    outputs = []
-    for row in rows:
-        added = None if mask is None else mask(len(row[0])).to(qkv[0].dtype)
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in row)
-        outputs.append(F.scaled_dot_product_attention(q, k, v, added)[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def _relative_inputs(generator: torch.Generator) -> dict[str, Tensor]:
+def _biases(size: Size, keys: int, draw: Draw) -> dict[str, Any]:
+    if not draw.choice(False, True):
+        return {}
+    table = draw.parameter(size.heads, 2 * draw.choice(32, 0, 1, 9) + 1)
     return {
-        "qkv": normal(generator, sum(LONG_LENGTHS), 3, 12, 64),
-        "relative_bias": normal(generator, 12, 2 * FARTHEST + 1),
-        "cu_seqlens": offsets(LONG_LENGTHS),
+        "window_size": draw.choice((-1, -1), (2, 3), (0, 0), (-1, 4)),
+        "alibi_slopes": draw.choice(None, draw.float32(size.heads).abs()),
+        "relative_bias": draw.choice(None, table),
+        "key_bias": draw.choice(None, draw.float32(keys)),
     }
 
 
-def _plain_relative(qkv: Tensor, relative_bias: Tensor, cu_seqlens: Tensor) -> Tensor:
-    def mask(length: int) -> Tensor:
-        columns = distances(length, qkv.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
-        return relative_bias[:, columns]
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {
+        "qkv": draw.normal(size.tokens, 3, size.heads, size.head_dim),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "max_seqlen": size.longest,
+        "dropout_p": draw.choice(0.0, 0.0, 0.2),
+        "softmax_scale": draw.choice(None, 0.3),
+        **_biases(size, size.tokens, draw),
+    }
 
-    return _plain_attention(qkv.unbind(1), LONG_LENGTHS, LONG_LENGTHS, mask)
+
+def _cross_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    """Every sequence's keys are another one's in number."""
+    keys = [draw.choice(n or 3, 0, 1, 2 * n + 1) for n in reversed(size.lengths)]
+    rows = {"q": size.tokens, "k": sum(keys), "v": sum(keys)}
+    return {
+        **{name: draw.normal(n, size.heads, size.head_dim) for name, n in rows.items()},
+        "cu_seqlens_q": draw.offsets(size.lengths),
+        "cu_seqlens_k": draw.offsets(keys),
+        "max_seqlen_q": size.longest,
+        "max_seqlen_k": max(size.longest, *keys, 0),
+        "dropout_p": draw.choice(0.0, 0.0, 0.2),
+        **_biases(size, sum(keys), draw),
+    }
 
 
-def _plain_rotary(qkv: Tensor, cu_seqlens: Tensor, table) -> Tensor:
+def _plain_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, key_bias=None, **biases: Any) -> Tensor:
+    """PyTorch's attention, a sequence at a time, with explicit masks."""
+    biased = key_bias is not None or bool(biases)
+    hidden = k.new_zeros(len(k)) if key_bias is None else key_bias
+    parts = ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k), (hidden, cu_seqlens_k))
+    outputs = []
+    for *rows, bias in zip(*(sequences(*part) for part in parts), strict=True):
+        sizes = len(rows[0]), len(rows[1])
+        mask = masked_scores(*sizes, q, **biases, key_bias=bias) if biased else None
+        one = [x.transpose(0, 1)[None] for x in rows]
+        out = F.scaled_dot_product_attention(one[0], one[1], one[2], mask)
+        outputs.append(out[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _plain(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, **biases) -> Tensor:
     q, k, v = qkv.unbind(1)
-    return _plain_attention((rotated(q, table), rotated(k, table), v), LENGTHS, LENGTHS)
+    if rotary is not None:
+        q, k = (rotated(x, rotary, cu_seqlens) for x in (q, k))
+    return _plain_attention(q, k, v, cu_seqlens, cu_seqlens, **biases)
 
 
-def _packed_case(detail: str, lengths: Sequence[int], mask=None, **options: Any) -> None:
-    """A case of attention over packed qkv. ``mask(device, length)``: what ``options`` add to a sequence's scores."""
-    numerics_case(
-        "attention",
-        lambda generator: {
-            "qkv": normal(generator, sum(lengths), 3, 12, 64),
-            "cu_seqlens": offsets(lengths),
-        },
-        lambda qkv, cu_seqlens: attention(qkv, cu_seqlens, max(lengths), **options),
-        lambda qkv, cu_seqlens: _plain_attention(
-            qkv.unbind(1), lengths, lengths, mask and partial(mask, qkv.device)
-        ),
-        detail,
-    )
+def _plain_cross(max_seqlen_q, max_seqlen_k, dropout_p, **inputs: Any) -> Tensor:
+    return _plain_attention(**inputs)
 
 
-_packed_case("", LENGTHS)
-_packed_case("long", LONG_LENGTHS)
-_packed_case("window", LONG_LENGTHS, outside_window, window_size=(WINDOW, WINDOW))
-numerics_case(
-    "attention",
-    _relative_inputs,
-    lambda qkv, relative_bias, cu_seqlens: attention(
-        qkv, cu_seqlens, max(LONG_LENGTHS), relative_bias=relative_bias
-    ),
-    _plain_relative,
-    "relative bias",
+def _attention_case(detail: str, more: Callable[[Size, Draw], dict[str, Any]]) -> None:
+    """A case of sequences too long for the kernel of short ones."""
+    inputs = lambda size, draw: {**_case_inputs(size, draw), **more(size, draw)}
+    declare_case(attention, inputs, _plain, detail, resize=lambda size: size.at_least(130))
+
+
+declare_case(attention, _case_inputs, _plain)
+_attention_case("long", lambda size, draw: {})
+_attention_case("window", lambda size, draw: {"window_size": (64, 32)})
+_attention_case(
+    "relative bias", lambda size, draw: {"relative_bias": draw.parameter(size.heads, 65)}
 )
-numerics_case(
-    "attention",
-    rotary_inputs,
-    lambda qkv, cu_seqlens, table: attention(qkv, cu_seqlens, LONGEST, rotary=table(qkv)),
-    _plain_rotary,
-    "rotary",
-)
-numerics_case(
-    "cross_attention",
-    lambda generator: {
-        "q": normal(generator, sum(LENGTHS[1:]), 12, 64),
-        "k": normal(generator, sum(LONG_LENGTHS), 12, 64),
-        "v": normal(generator, sum(LONG_LENGTHS), 12, 64),
-        "cu_q": offsets(LENGTHS[1:]),
-        "cu_k": offsets(LONG_LENGTHS),
+_attention_case(
+    "ALiBi and key bias",
+    lambda size, draw: {
+        "alibi_slopes": draw.keep(2.0 ** -torch.arange(1, size.heads + 1)),
+        "key_bias": draw.float32(size.tokens),
     },
-    lambda q, k, v, cu_q, cu_k: cross_attention(q, k, v, cu_q, cu_k, LONGEST, max(LONG_LENGTHS)),
-    lambda q, k, v, cu_q, cu_k: _plain_attention((q, k, v), LENGTHS[1:], LONG_LENGTHS),
 )
+_attention_case(
+    "rotary",
+    lambda size, draw: {"rotary": draw.keep(rotary_table(size.longest, size.head_dim))},
+)
+declare_case(cross_attention, _cross_inputs, _plain_cross)

@@ -1,13 +1,15 @@
 """Bias and GELU in one pass."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_gelu as reference
 
 declare("bias_gelu", "cpp", "triton")
@@ -103,9 +105,13 @@ define(
     triton="bias_gelu.bias_gelu_backward",
 )
 
-numerics_case(
-    "bias_gelu",
-    lambda generator: {"x": normal(generator, TOKENS, 3072), "bias": normal(generator, 3072)},
-    bias_gelu,
-    lambda x, bias: F.gelu(x + bias),
-)
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {
+        "x": draw.normal(*draw.leading(size.tokens), size.inner),
+        "bias": draw.choice(draw.parameter(size.inner), None),
+        "approximate": draw.choice("none", "tanh"),
+    }
+
+
+declare_case(bias_gelu, _case_inputs, lambda x, bias, approximate: F.gelu(x + bias))

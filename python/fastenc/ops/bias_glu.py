@@ -1,14 +1,16 @@
 """Bias and gated linear unit (GeGLU, SwiGLU) in one pass."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.activation import GATED, NUMBERS
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import bias_glu as reference
 
 declare("bias_glu", "cpp", "triton")
@@ -91,14 +93,17 @@ define(
 )
 
 
-def _plain(x: Tensor, bias: Tensor) -> Tensor:
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {
+        "x": draw.normal(*draw.leading(size.tokens), 2 * size.inner),
+        "bias": draw.choice(draw.parameter(2 * size.inner), None),
+        "activation": draw.choice(*GATED),
+    }
+
+
+def _plain(x: Tensor, bias: Tensor, activation: str) -> Tensor:
     gate, value = (x + bias).chunk(2, dim=1)
     return F.gelu(gate) * value
 
 
-numerics_case(
-    "bias_glu",
-    lambda generator: {"x": normal(generator, TOKENS, 2304), "bias": normal(generator, 2304)},
-    bias_glu,
-    _plain,
-)
+declare_case(bias_glu, _case_inputs, _plain)

@@ -1,6 +1,8 @@
 """Linear-chain conditional random field over packed sequences: likelihood, marginals, best paths."""
 
+from collections.abc import Callable
 from operator import gt, sub
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +10,9 @@ from torch import Tensor
 
 from fastenc._base import debug
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, widened
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import TOKENS, normal, numerics_case, offsets, widened
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import crf as reference
 
@@ -290,30 +292,55 @@ define(
 )
 
 
-def _case_inputs(generator: torch.Generator) -> dict[str, Tensor]:
+def _scores(size: Size, draw: Draw, make: Callable[..., Tensor]) -> dict[str, Any]:
+    tags = draw.choice(9, 1, 2, 5, 17, 33)
     return {
-        "emissions": normal(generator, TOKENS, 9),
-        "start": normal(generator, 9),
-        "end": normal(generator, 9),
-        "transitions": normal(generator, 9, 9),
-        "tags": torch.randint(9, (TOKENS,), generator=generator),
-        "cu_seqlens": offsets(),
+        "emissions": make(size.tokens, tags),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "start": make(tags),
+        "end": make(tags),
+        "transitions": make(tags, tags),
     }
 
 
-def _plain_marginals(emissions, start, end, transitions, tags, cu_seqlens) -> Tensor:
-    """onehot(tags) minus the gradient of their log-likelihood by the emissions."""
+def _used(size: Size, draw: Draw) -> Tensor | None:
+    """Of each sequence no more tokens than it has, or all of them."""
+    longest = torch.tensor(size.lengths, device=draw.device, dtype=torch.int64)
+    used = draw.integers(2**30, len(size.lengths)) % (longest + 1)
+    return draw.choice(None, used.int())
+
+
+def _likelihood_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    scores = _scores(size, draw, draw.parameter)
+    tags = draw.integers(len(scores["start"]), size.tokens)
+    return {**scores, "tags": tags, "seqused": _used(size, draw)}
+
+
+def _decoded_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {**_scores(size, draw, draw.constant), "seqused": _used(size, draw)}
+
+
+def _plain_likelihood(emissions, start, end, transitions, tags, cu_seqlens, seqused) -> Tensor:
+    return reference.log_likelihood(emissions, tags, cu_seqlens, start, end, transitions)
+
+
+def _plain_marginals(emissions, start, end, transitions, cu_seqlens) -> Tensor:
+    """onehot(y) minus the gradient of the log-likelihood of any tags y by the emissions."""
     leaf = widened(emissions.detach()).requires_grad_()
+    tags = cu_seqlens.new_zeros(len(leaf), dtype=torch.int64)
     with torch.enable_grad():
         likelihood = reference.log_likelihood(leaf, tags, cu_seqlens, start, end, transitions)
     (gradient,) = torch.autograd.grad(likelihood.sum(), leaf)
-    return F.one_hot(tags, 9) - gradient
+    return F.one_hot(tags, len(start)) - gradient
 
 
-numerics_case("crf_log_likelihood", _case_inputs, crf_log_likelihood, reference.log_likelihood)
-numerics_case(
-    "crf_marginals",
-    _case_inputs,
-    lambda tags, **rest: crf_marginals(**rest),
-    _plain_marginals,
+# Several paths can have one score, which alone is compared.
+declare_case(crf_log_likelihood, _likelihood_inputs, _plain_likelihood)
+declare_case(crf_marginals, lambda size, draw: _scores(size, draw, draw.constant), _plain_marginals)
+declare_case(crf_decode, _decoded_inputs, None, result=lambda found: found[1])
+declare_case(
+    crf_decode_nbest,
+    lambda size, draw: {**_scores(size, draw, draw.constant), "n": draw.choice(3, 1, 2, 5)},
+    None,
+    result=lambda found: found[1],
 )

@@ -1,12 +1,14 @@
 """Attention whose scores also compare content with relative positions (DeBERTa)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import LONG_LENGTHS, normal, numerics_case, offsets
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import disentangled_attention as reference
 
@@ -194,44 +196,36 @@ define(
 )
 
 
-REACH = 64  # distances on each side, less than the longest sequence
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    rows, reach = draw.choice(32, 1, 9), draw.choice(40, 0, 3, 100)
+    tables = [draw.normal(rows, size.heads, size.head_dim) for _ in range(2)]
+    return {
+        "qkv": draw.normal(size.tokens, 3, size.heads, size.head_dim),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "max_seqlen": size.longest,
+        "slots": draw.integers(rows, 2 * reach + 1, dtype=torch.int32),
+        "position_keys": draw.choice(tables[0], None),
+        "position_queries": draw.choice(tables[1], None),
+        "dropout_p": draw.choice(0.0, 0.0, 0.2),
+        "softmax_scale": draw.choice(None, 0.3),
+    }
 
 
-def _inputs(generator: torch.Generator) -> dict[str, Tensor]:
-    tables = {name: normal(generator, 2 * REACH, 12, 64) for name in ("keys", "queries")}
-    qkv = normal(generator, sum(LONG_LENGTHS), 3, 12, 64)
-    return {"qkv": qkv, "cu_seqlens": offsets(LONG_LENGTHS), **tables}
-
-
-def _slots(length: int, device: torch.device) -> Tensor:
-    """(2 * length - 1,): a row for each distance, as DeBERTa's first version has them."""
-    distance = torch.arange(1 - length, length, device=device)
-    return (REACH - distance).clamp(0, 2 * REACH - 1)
-
-
-def _ours(qkv: Tensor, cu_seqlens: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    longest = max(LONG_LENGTHS)
-    slots = _slots(longest, qkv.device).int()
-    return disentangled_attention(
-        qkv, cu_seqlens, longest, slots, position_keys=keys, position_queries=queries
-    )
-
-
-def _plain(qkv: Tensor, cu_seqlens: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """One sequence at a time, as DeBERTa's own code computes: products with all rows, of which scores are gathered."""
-    outputs, scale = [], (qkv.shape[3] * 3) ** -0.5
-    for part in qkv.split(LONG_LENGTHS):
+def _plain(
+    qkv, cu_seqlens, max_seqlen, slots, position_keys, position_queries, dropout_p, softmax_scale
+) -> Tensor:
+    """A sequence at a time, as DeBERTa's own code computes: products with all rows, from which scores are gathered."""
+    outputs, reach, scale = [], slots.shape[0] // 2, (qkv.shape[3] * 3) ** -0.5
+    for part in sequences(qkv, cu_seqlens):
         q, k, v = part.permute(1, 2, 0, 3).unbind(0)  # each (num_heads, length, head_dim)
-        length = len(part)
-        position = torch.arange(length, device=qkv.device)
-        row = _slots(length, qkv.device)[position - position[:, None] + length - 1].expand(
-            12, -1, -1
-        )
-        by_query = (q @ keys.permute(1, 2, 0)).gather(2, row)
-        by_key = (k @ queries.permute(1, 2, 0)).gather(2, row.mT).mT
+        position = torch.arange(len(part), device=qkv.device)
+        distance = (position - position[:, None]).clamp(-reach, reach)
+        row = slots[distance + reach].long().expand(len(q), -1, -1)
+        by_query = (q @ position_keys.permute(1, 2, 0)).gather(2, row)
+        by_key = (k @ position_queries.permute(1, 2, 0)).gather(2, row.mT).mT
         scores = scale * (q @ k.mT + by_query + by_key)
         outputs.append((scores.softmax(2) @ v).transpose(0, 1))
     return torch.cat(outputs)
 
 
-numerics_case(OP, _inputs, _ours, _plain)
+declare_case(disentangled_attention, _case_inputs, _plain)

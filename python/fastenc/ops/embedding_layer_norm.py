@@ -1,5 +1,7 @@
 """BERT's embeddings in one pass: sum of table rows, LayerNorm, dropout."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,9 +9,9 @@ from torch import Tensor
 from fastenc._base import debug
 from fastenc.ops import checks
 from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import LENGTHS, LONGEST, TOKENS, normal, numerics_case
 from fastenc.reference import embedding_layer_norm as reference
 
 declare("embedding_layer_norm", "cpp", "triton")
@@ -403,29 +405,57 @@ def _check_range(what: str, ids: Tensor, table: Tensor, offset: int, remedy: str
         )
 
 
-def _case_inputs(generator: torch.Generator) -> dict[str, Tensor]:
-    return {
-        "input_ids": torch.randint(2000, (TOKENS,), generator=generator),
-        "position_ids": torch.cat([torch.arange(length) for length in LENGTHS]),
-        "word": normal(generator, 2000, 384),
-        "position": normal(generator, LONGEST, 384),
-        "token_type": normal(generator, 2, 384),
-        "weight": normal(generator, 384),
-        "bias": normal(generator, 384),
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    shape, words, types = draw.leading(size.tokens), size.vocabulary, draw.choice(2, 1)
+    ids = lambda limit: draw.integers(
+        limit, *shape, dtype=draw.choice(torch.int64, torch.int64, torch.int32)
+    )
+    # A quarter of the tokens are one word, as [MASK] is.
+    one_word = draw.integers(4, *shape) == 0
+    inputs = {
+        "input_ids": ids(words).masked_fill(one_word, 0),
+        "word": draw.normal(words, size.width),
+        "weight": draw.choice(draw.parameter(size.width), None),
+        "bias": draw.choice(draw.parameter(size.width), None),
+        "padding_idx": draw.choice(None, words - 1),
+        "dropout_p": draw.choice(0.0, 0.1),
+        "eps": draw.choice(1e-12, 1e-5),
     }
+    if draw.choice(True, False):
+        offset, positions = draw.choice(0, 2), max(size.longest, 1)
+        inputs |= {
+            "position_ids": ids(positions),
+            "position": draw.normal(positions + offset, size.width),
+            "position_offset": offset,
+        }
+    if draw.choice(True, False):
+        inputs["token_type"] = draw.normal(types, size.width)
+        inputs["token_type_ids"] = draw.choice(ids(types), None)
+    return inputs
 
 
-def _plain(input_ids, position_ids, word, position, token_type, weight, bias) -> Tensor:
-    types = F.embedding(torch.zeros_like(input_ids), token_type)
-    h = F.embedding(input_ids, word) + types + F.embedding(position_ids, position)
-    return F.layer_norm(h, (384,), weight, bias, 1e-12)
+def _plain(
+    input_ids,
+    word,
+    weight,
+    bias,
+    position_ids,
+    position,
+    token_type,
+    token_type_ids,
+    eps,
+    **options,
+) -> Tensor:
+    h = F.embedding(input_ids, word) + F.embedding(token_type_ids, token_type)
+    h = h + F.embedding(position_ids, position)
+    return F.layer_norm(h, weight.shape, weight, bias, eps)
 
 
-numerics_case("embedding_layer_norm", _case_inputs, embedding_layer_norm, _plain)
-# The logits of a decoder that is tied to the embeddings.
-numerics_case(
-    "tied_embedding_layer_norm",
+declare_case(embedding_layer_norm, _case_inputs, _plain)
+# The table as an output has a gradient of its own: that of its squares.
+declare_case(
+    tied_embedding_layer_norm,
     _case_inputs,
-    lambda **inputs: F.linear(*tied_embedding_layer_norm(**inputs)),
-    lambda word, **rest: F.linear(_plain(word=word, **rest), word),
+    lambda word, **rest: torch.cat([_plain(word=word, **rest), word.square()]),
+    result=lambda found: torch.cat([found[0].reshape(-1, found[1].shape[1]), found[1].square()]),
 )

@@ -1,7 +1,5 @@
 """Statistics of attention heads' probabilities, computed without storing the probabilities."""
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,20 +8,9 @@ from torch import Tensor
 
 from fastenc._base import debug
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, masked_scores, sequences, widened
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import (
-    FARTHEST,
-    LENGTHS,
-    LONG_LENGTHS,
-    WINDOW,
-    distances,
-    normal,
-    numerics_case,
-    offsets,
-    outside_window,
-    widened,
-)
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import head_statistics as reference
 
@@ -166,34 +153,43 @@ define(
 )
 
 
-def _case_inputs(lengths: Sequence[int], generator: torch.Generator) -> dict[str, Tensor]:
-    q, k = (normal(generator, sum(lengths), 12, 64) for _ in range(2))
-    table = normal(generator, 12, 2 * FARTHEST + 1)
-    return {"q": q, "k": k, "relative_bias": table, "cu_seqlens": offsets(lengths)}
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    shape = (size.tokens, size.heads, size.head_dim)
+    table = draw.constant(size.heads, 2 * draw.choice(32, 0, 7) + 1)
+    return {
+        "q": draw.constant(*shape),
+        "k": draw.constant(*shape),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "max_seqlen": size.longest,
+        "skip_ends": draw.choice(False, True),
+        "window_size": draw.choice((-1, -1), (2, 3), (0, 0), (-1, 40)),
+        "relative_bias": draw.choice(None, table),
+    }
 
 
-def _stacked(q: Tensor, k: Tensor, cu_seqlens: Tensor, **options: Any) -> Tensor:
-    statistics = head_statistics(q, k, cu_seqlens, max(LONG_LENGTHS), **options)
-    return torch.stack(statistics[:7], -1)
+def _biased_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    table = draw.constant(size.heads, 65)
+    return {**_case_inputs(size, draw), "window_size": (64, 64), "relative_bias": table}
 
 
-def _plain(q: Tensor, k: Tensor, lengths: Sequence[int], mask=None) -> Tensor:
-    """The first seven statistics from explicit probabilities, one sequence at a time.
-
-    ``mask(length)`` is added to the scores of a sequence.
-    """
+def _plain(q, k, cu_seqlens, window_size, relative_bias, **options: Any) -> Tensor:
+    """The first seven statistics from explicit probabilities, one sequence at a time."""
     statistics = []
-    for q_rows, k_rows in zip(q.split(lengths), k.split(lengths), strict=True):
+    for q_rows, k_rows in zip(sequences(q, cu_seqlens), sequences(k, cu_seqlens), strict=True):
+        length = len(q_rows)
+        if length == 0:
+            continue
         scores = torch.einsum("ihd,jhd->hij", widened(q_rows), widened(k_rows))
         scores = scores * q.shape[2] ** -0.5
-        length = len(q_rows)
-        if mask is not None:
-            scores = scores + mask(length).to(scores.dtype)
+        scores = scores + masked_scores(
+            length, length, scores, window_size, relative_bias=relative_bias
+        )
         p = scores.softmax(-1)
         around = F.pad(p, (1, 1))
+        positions = torch.arange(length, device=q.device)
         columns = (
             torch.special.entr(p).sum(-1),
-            (p * distances(length, q.device).abs()).sum(-1),
+            (p * (positions - positions[:, None]).abs()).sum(-1),
             p[..., 0],
             p[..., -1],
             *(around.diagonal(offset, 1, 2) for offset in (1, 0, 2)),
@@ -203,25 +199,17 @@ def _plain(q: Tensor, k: Tensor, lengths: Sequence[int], mask=None) -> Tensor:
     return torch.cat(statistics)
 
 
-def _biased_window(relative_bias: Tensor, length: int) -> Tensor:
-    columns = distances(length, relative_bias.device).clamp(-FARTHEST, FARTHEST) + FARTHEST
-    return relative_bias[:, columns] + outside_window(relative_bias.device, length)
+def _stacked(found: HeadStatistics) -> Tensor:
+    """But "target", which is empty, and "strongest": of equal probabilities any may be the strongest."""
+    return torch.stack(found[:7], -1)
 
 
-numerics_case(
-    "head_statistics",
-    partial(_case_inputs, LENGTHS),
-    lambda q, k, relative_bias, cu_seqlens: _stacked(q, k, cu_seqlens),
-    lambda q, k, relative_bias, cu_seqlens: _plain(q, k, LENGTHS),
-)
-numerics_case(
-    "head_statistics",
-    partial(_case_inputs, LONG_LENGTHS),
-    lambda q, k, relative_bias, cu_seqlens: _stacked(
-        q, k, cu_seqlens, window_size=(WINDOW, WINDOW), relative_bias=relative_bias
-    ),
-    lambda q, k, relative_bias, cu_seqlens: _plain(
-        q, k, LONG_LENGTHS, partial(_biased_window, relative_bias)
-    ),
+declare_case(head_statistics, _case_inputs, _plain, result=_stacked)
+declare_case(
+    head_statistics,
+    _biased_inputs,
+    _plain,
     "window and relative bias",
+    result=_stacked,
+    resize=lambda size: size.at_least(130),
 )

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import layer_norm as reference
 
 declare("layer_norm", "cpp", "triton")
@@ -242,35 +242,41 @@ define(
 )
 
 
-def _case_inputs(draw: torch.Generator) -> dict[str, Tensor]:
-    wide, narrow = (TOKENS, 768), (768,)
+def _norm_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    shape = (*draw.leading(size.tokens), size.width)
     return {
-        "x": normal(draw, *wide),
-        "residual": normal(draw, *wide),
-        "x_bias": normal(draw, *narrow),
-        "weight": normal(draw, *narrow),
+        "x": draw.normal(*shape),
+        "residual": draw.choice(draw.normal(*shape), None),
+        "x_bias": draw.choice(draw.parameter(size.width), None),
+        "weight": draw.choice(draw.parameter(size.width), None),
+        "dropout_p": draw.choice(0.0, 0.1, 0.9),
+        "eps": draw.choice(1e-6, 1e-3),
     }
 
 
-def _plain_rms_norm(x, residual, x_bias, weight) -> Tensor:
-    return F.rms_norm(residual + (x + x_bias), (768,), weight, 1e-6)
+def _layer_norm_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {**_norm_inputs(size, draw), "bias": draw.choice(draw.parameter(size.width), None)}
 
 
-numerics_case(
-    "layer_norm",
-    lambda draw: {**_case_inputs(draw), "bias": normal(draw, 768)},
-    layer_norm,
-    lambda x, residual, x_bias, weight, bias: F.layer_norm(
-        residual + (x + x_bias), (768,), weight, bias
-    ),
-)
-numerics_case("rms_norm", _case_inputs, rms_norm, _plain_rms_norm)
-numerics_case(
-    "rms_norm",
-    _case_inputs,
-    lambda **inputs: torch.cat(rms_norm(**inputs, return_residual_sum=True)),
-    lambda x, residual, x_bias, weight: torch.cat(
-        [_plain_rms_norm(x, residual, x_bias, weight), residual + (x + x_bias)]
-    ),
+def _plain_layer_norm(x, residual, x_bias, weight, dropout_p, eps, bias) -> Tensor:
+    return F.layer_norm(residual + (x + x_bias), weight.shape, weight, bias, eps)
+
+
+def _plain_rms_norm(x, residual, x_bias, weight, dropout_p, eps) -> Tensor:
+    return F.rms_norm(residual + (x + x_bias), weight.shape, weight, eps)
+
+
+def _plain_with_sum(x, residual, x_bias, weight, return_residual_sum, **options) -> Tensor:
+    h = residual + (x + x_bias)
+    return torch.cat([_plain_rms_norm(x, residual, x_bias, weight, **options), h])
+
+
+declare_case(layer_norm, _layer_norm_inputs, _plain_layer_norm)
+declare_case(rms_norm, _norm_inputs, _plain_rms_norm)
+declare_case(
+    rms_norm,
+    lambda size, draw: {**_norm_inputs(size, draw), "return_residual_sum": True},
+    _plain_with_sum,
     "with the residual sum",
+    result=torch.cat,
 )

@@ -1,15 +1,17 @@
 """Two linear layers with GELU between them, bias and GELU in the matrix products' epilogues."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.bias_gelu import bias_gelu
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import autocast_dtype, choose, declare
 from fastenc.ops.gemm import gemm, linear
 from fastenc.ops.library import define
-from fastenc.ops.numerics import TOKENS, normal, numerics_case
 from fastenc.reference import linear_gelu as reference
 
 SWITCH = "FASTENC_LINEAR_GELU"
@@ -131,16 +133,19 @@ define(
     triton="linear_gelu.linear_gelu_backward",
 )
 
-numerics_case(
-    "linear_gelu",
-    lambda generator: {
-        "x": normal(generator, TOKENS, 384),
-        "up_weight": normal(generator, 1536, 384) / 384**0.5,
-        "up_bias": normal(generator, 1536),
-        "down_weight": normal(generator, 384, 1536) / 1536**0.5,
-    },
-    linear_gelu,
-    lambda x, up_weight, up_bias, down_weight: F.linear(
-        F.gelu(F.linear(x, up_weight, up_bias)), down_weight
-    ),
-)
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    width, inner = size.width, size.inner
+    return {
+        "x": draw.normal(*draw.leading(size.tokens), width),
+        "up_weight": draw.normal(inner, width, scale=width**-0.5),
+        "up_bias": draw.normal(inner),
+        "down_weight": draw.normal(width, inner, scale=inner**-0.5),
+    }
+
+
+def _plain(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, up_weight, up_bias)), down_weight)
+
+
+declare_case(linear_gelu, _case_inputs, _plain)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, widened
 from fastenc.ops.dispatch import autocast_dtype, declare
-from fastenc.ops.numerics import normal, numerics_case, widened
 from fastenc.reference import linear_kl_divergence as reference
 
 declare("linear_kl_divergence")
@@ -155,29 +155,28 @@ class _LinearKLDivergence(torch.autograd.Function):
         return *scaled, None, None, None, None, None, None
 
 
-def _teacher(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
-    """A teacher of the student's size: (hidden states, weight, no bias), without gradients."""
-    numbers = torch.arange(8000 * 384, device=hidden.device).view(8000, 384)
-    weight = (0.1 * torch.sin(numbers.double())).to(hidden.dtype)
-    return hidden.detach().flip(0), weight, None
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    width, vocabulary = draw.choice(size.width, 17, 96), size.vocabulary
+    rows = size.tokens // 4  # as many as masked-LM training predicts, or less
+    return {
+        "hidden": draw.normal(rows, size.width),
+        "weight": draw.normal(vocabulary, size.width, scale=size.width**-0.5),
+        "bias": draw.choice(draw.normal(vocabulary), None),
+        "teacher_hidden": draw.constant(rows, width),
+        "teacher_weight": draw.constant(vocabulary, width, scale=width**-0.5),
+        "teacher_bias": draw.choice(None, draw.constant(vocabulary)),
+        "mask": draw.choice(None, draw.integers(2, rows).bool()),
+        "temperature": draw.choice(1.0, 2.0),
+    }
 
 
-def _plain(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    states, teacher, _ = _teacher(hidden)
+def _plain(hidden, weight, bias, teacher_hidden, teacher_weight, **options: Any) -> Tensor:
     logits, targets = (
-        widened(x) for x in (F.linear(hidden, weight, bias), F.linear(states, teacher))
+        widened(x)
+        for x in (F.linear(hidden, weight, bias), F.linear(teacher_hidden, teacher_weight))
     )
     log_q, log_p = logits.log_softmax(1), targets.log_softmax(1)
     return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 
 
-numerics_case(
-    "linear_kl_divergence",
-    lambda generator: {
-        "hidden": normal(generator, 64, 384),
-        "weight": normal(generator, 8000, 384) / 384**0.5,
-        "bias": normal(generator, 8000),
-    },
-    lambda hidden, weight, bias: linear_kl_divergence(hidden, weight, bias, *_teacher(hidden)),
-    _plain,
-)
+declare_case(linear_kl_divergence, _case_inputs, _plain, reference=reference.linear_kl_divergence)

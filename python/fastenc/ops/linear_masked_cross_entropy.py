@@ -1,19 +1,22 @@
 """The output projection and its cross-entropy, over the labelled rows only."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks, dispatch
+from fastenc.ops.cases import Draw, Size, declare_case, widened
 from fastenc.ops.gemm import gemm
 from fastenc.ops.labelled import select_labelled, spread
 from fastenc.ops.masked_cross_entropy import (
     check_labels,
     check_loss_options,
     count_labelled,
+    loss_options,
     reduce_losses,
 )
-from fastenc.ops.numerics import TOKENS, labels, normal, numerics_case, widened
 from fastenc.reference import masked_cross_entropy as reference
 
 dispatch.declare("linear_masked_cross_entropy", "cpp", "cuda")
@@ -231,16 +234,20 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
         )
 
 
-numerics_case(
-    "linear_masked_cross_entropy",
-    lambda generator: {
-        "hidden": normal(generator, TOKENS, 384),
-        "weight": normal(generator, 8000, 384) / 384**0.5,
-        "bias": normal(generator, 8000),
-        "labels": labels(generator, TOKENS, 8000),
-    },
-    linear_masked_cross_entropy,
-    lambda hidden, weight, bias, labels: F.cross_entropy(
-        widened(F.linear(hidden, weight, bias)), labels
-    ),
-)
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {
+        "hidden": draw.normal(size.tokens, size.width),
+        "weight": draw.normal(size.vocabulary, size.width, scale=size.width**-0.5),
+        "bias": draw.choice(draw.normal(size.vocabulary), None),
+        "labels": draw.labels(size.tokens, size.vocabulary),
+        **loss_options(draw),
+    }
+
+
+def _plain(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    labelled = labels != -100
+    logits = F.linear(hidden[labelled], weight, bias)
+    return F.cross_entropy(widened(logits), labels[labelled])
+
+
+declare_case(linear_masked_cross_entropy, _case_inputs, _plain)

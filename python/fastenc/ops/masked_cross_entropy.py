@@ -1,6 +1,7 @@
 """Softmax cross-entropy over the labelled rows of a logits matrix."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +9,9 @@ from torch import Tensor
 
 from fastenc._base import debug
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, widened
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import labels, normal, numerics_case, widened
 from fastenc.reference import masked_cross_entropy as reference
 
 declare("masked_cross_entropy", "cpp", "cuda")
@@ -179,12 +180,26 @@ define(
     lambda x, labels, ignore_index, factors: None,
 )
 
-numerics_case(
-    "masked_cross_entropy",
-    lambda generator: {
-        "logits": 3 * normal(generator, 64, 30522),
-        "labels": labels(generator, 64, 30522),
-    },
-    masked_cross_entropy,
-    lambda logits, labels: F.cross_entropy(widened(logits), labels),
-)
+
+def loss_options(draw: Draw) -> dict[str, Any]:
+    """Options of the losses' cases."""
+    return {
+        "label_smoothing": draw.choice(0.0, 0.1),
+        "z_loss": draw.choice(0.0, 1e-2),
+        "reduction": draw.choice("mean", "sum", "none"),
+    }
+
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {
+        "logits": draw.normal(size.tokens, size.vocabulary, scale=3.0),
+        "labels": draw.labels(size.tokens, size.vocabulary),
+        **loss_options(draw),
+    }
+
+
+def _plain(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    return F.cross_entropy(widened(logits), labels)
+
+
+declare_case(masked_cross_entropy, _case_inputs, _plain)

@@ -1,10 +1,13 @@
 """Masked-LM corruption of packed ids, on their device."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastenc._base import debug
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import mlm_corruption as reference
@@ -108,3 +111,19 @@ define(
     lambda input_ids, *_: (torch.empty_like(input_ids), torch.empty_like(input_ids)),
     triton="mlm_corruption.mlm_corruption",
 )
+
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    vocabulary, entries = size.vocabulary, max(size.vocabulary - 5, 1)
+    return {
+        "input_ids": draw.integers(vocabulary, size.tokens),
+        "is_special": torch.arange(vocabulary, device=draw.device) < 5,
+        "choices": draw.integers(vocabulary, entries, 2),
+        "cutoffs": draw.integers(2**32 + 1, entries),
+        "mask_token_id": vocabulary // 2,
+        "probability": draw.choice(0.15, 0.01, 0.5, 0.99),
+        "seed": draw.integers(2**60, 1),
+    }
+
+
+declare_case(mlm_corruption, _case_inputs, None, result=torch.stack)

@@ -1,13 +1,15 @@
 """Conversion of activations between padded and packed layout, by the indices that a PackedBatch holds."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import LENGTHS, LONGEST, normal, numerics_case, offsets, packed_inputs
-from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.packing import PackedBatch
 from fastenc.reference import packing as reference
 
 declare("pack", "cpp", "triton")
@@ -115,19 +117,31 @@ define(
 )
 
 
-def _batch(device: torch.device) -> PackedBatch:
-    return pack_sequences([[0] * length for length in LENGTHS]).to(device)
+def _pack_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    batch = draw.batch(size)
+    more = draw.choice((size.width,), (), (3, 5))
+    return {"x": draw.normal(*batch.padded_indices()[1], *more), "batch": batch}
 
 
-numerics_case(
-    "pack",
-    lambda generator: {"x": normal(generator, len(LENGTHS), LONGEST, 384), "cu_seqlens": offsets()},
-    lambda x, cu_seqlens: pack(x, _batch(x.device)),
-    lambda x, cu_seqlens: torch.cat([row[:length] for row, length in zip(x, LENGTHS, strict=True)]),
-)
-numerics_case(
-    "unpack",
-    packed_inputs,
-    lambda x, cu_seqlens: unpack(x, _batch(x.device)),
-    lambda x, cu_seqlens: torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True),
-)
+def _unpack_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    batch = draw.batch(size)
+    more = draw.choice((size.width,), (), (3, 5))
+    return {
+        "values": draw.normal(batch.total_tokens, *more),
+        "batch": batch,
+        "padding_value": draw.choice(0.0, -1.5),
+    }
+
+
+def _plain_pack(x: Tensor, batch: PackedBatch) -> Tensor:
+    lengths = batch.cu_seqlens.diff().tolist()
+    return torch.cat([row[:length] for row, length in zip(x, lengths, strict=True)])
+
+
+def _plain_unpack(values: Tensor, batch: PackedBatch, padding_value: float) -> Tensor:
+    rows = list(sequences(values, batch.cu_seqlens))
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding_value)
+
+
+declare_case(pack, _pack_inputs, _plain_pack)
+declare_case(unpack, _unpack_inputs, _plain_unpack)

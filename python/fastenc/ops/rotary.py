@@ -1,12 +1,14 @@
 """Rotary position embedding of packed queries and keys."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, rotary_table, rotated
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import LONGEST, numerics_case, rotary_inputs, rotated
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import rotary as reference
 
@@ -91,9 +93,21 @@ define(
     triton="rotary.rotary",
 )
 
-numerics_case(
-    "rotary",
-    rotary_inputs,
-    lambda qkv, cu_seqlens, table: rotary(qkv.flatten(1, 2), table(qkv), cu_seqlens, LONGEST),
-    lambda qkv, cu_seqlens, table: rotated(qkv.flatten(1, 2), table),
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    head_dim = draw.choice(size.head_dim, 16, 34, 48, 128)
+    rotary_dim = draw.choice(head_dim, head_dim // 2 // 2 * 2, 2)
+    table = rotary_table(size.longest + draw.choice(0, 1, 3), rotary_dim)
+    return {
+        "x": draw.normal(size.tokens, size.heads, head_dim),
+        "table": draw.keep(table),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "max_seqlen": size.longest,
+    }
+
+
+declare_case(
+    rotary,
+    _case_inputs,
+    lambda x, table, cu_seqlens, max_seqlen: rotated(x, table, cu_seqlens),
 )

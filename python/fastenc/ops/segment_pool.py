@@ -1,14 +1,14 @@
 """One vector per sequence from packed token vectors."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc.ops import checks
+from fastenc.ops.cases import Draw, Size, declare_case, packed_inputs, sequences
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
-from fastenc.ops.numerics import LENGTHS, numerics_case, packed_inputs
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import segment_pool as reference
 
@@ -88,15 +88,20 @@ define(
 )
 
 
-def _case(mode: str, plain: Callable[[Tensor], Tensor]) -> None:
-    numerics_case(
-        "segment_pool",
-        packed_inputs,
-        lambda x, cu_seqlens: segment_pool(x, cu_seqlens, mode),
-        lambda x, cu_seqlens: torch.stack([plain(rows) for rows in x.split(LENGTHS)]),
-        mode,
-    )
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    return {**packed_inputs(size, draw), "mode": draw.choice("mean", "max", "cls")}
 
 
-_case("mean", lambda rows: rows.mean(0))
-_case("max", lambda rows: rows.max(0).values)
+def _plain(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
+    of_one = {"mean": lambda rows: rows.mean(0), "max": lambda rows: rows.max(0).values}[mode]
+    zeros = x.new_zeros(x.shape[1])
+    return torch.stack([of_one(p) if len(p) else zeros for p in sequences(x, cu_seqlens)])
+
+
+declare_case(segment_pool, _case_inputs, _plain)
+declare_case(
+    segment_pool,
+    lambda size, draw: {**packed_inputs(size, draw), "mode": "max"},
+    _plain,
+    "max",
+)
