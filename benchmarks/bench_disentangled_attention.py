@@ -1,5 +1,6 @@
 """Disentangled attention over packed sequences against DeBERTa's own way on padded ones, forward and backward."""
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -14,6 +15,8 @@ from benchmarks._harness import (
     dtype_name,
     run_groups,
 )
+from benchmarks._tuning import TOKENS, Problem, random_inputs
+from benchmarks.gpu_quick import problems
 from fastenc.nn.relative_positions import RelativePositionSpec, distance_slots
 from fastenc.ops import disentangled_attention
 
@@ -26,6 +29,16 @@ SHAPES = {
     "4 sequences of 512": ([512] * 4, 12, 64),
     **({"64 sequences of 512": ([512] * 64, 12, 64)} if ON_GPU else {}),
 }
+
+
+def work(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> tuple[Work, Work]:
+    """Products of all pairs of tokens. Forward: q k^T, that of queries with their distances, that of keys, and p v.
+    Backward: the first three again, dout v^T, dv, and two for each of the three. Tables: 2 x 512 rows."""
+    product = 2 * heads * dim * sum(length**2 for length in lengths)
+    token, tables = sum(lengths) * heads * dim, 2 * SPEC.rows * heads * dim
+    forward = (4 * token + tables) * dtype.itemsize
+    backward = (7 * token + 2 * tables) * dtype.itemsize
+    return Work(forward, 4 * product, dtype), Work(backward, 11 * product, dtype)
 
 
 def measure(
@@ -62,13 +75,7 @@ def measure(
         p = scores.masked_fill(~inside[:, None, None], float("-inf")).softmax(3)
         return (p @ v).transpose(1, 2)[inside]
 
-    # Each query needs the products with its keys, with their distances and, by keys, with its own: all are at least one
-    # product of a token for each pair. Forward: these and p v. Backward: the scores again, dout v, and two products
-    # for each of the four.
-    pair = 2 * heads * dim * sum(length**2 for length in lengths)
-    tables = keys.nbytes + queries.nbytes
-    forward = Work(qkv.nbytes + tables + dout.nbytes, 4 * pair, dtype)
-    backward = Work(2 * (qkv.nbytes + tables) + 2 * dout.nbytes, 12 * pair, dtype)
+    forward, backward = work(lengths, heads, dim, dtype)
     return compare_functions(
         name,
         {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)},
@@ -86,6 +93,40 @@ def main() -> None:
             name = f"{shape}, {dtype_name(dtype)}"
             groups[name] = partial(measure, name, *case, dtype)
     run_groups("disentangled_attention", groups)
+
+
+def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
+    for length in size.lengths:
+        lengths = [length] * (size.tokens // length)
+        yield f"disentangled_attention {length}", partial(visited_problem, size, lengths)
+
+
+def visited_problem(size: problems.Size, lengths: list[int]) -> problems.Problem:
+    least = work(lengths, size.heads, 64, problems.DTYPE)
+    names = ("position_keys", "position_queries")
+    more = {name: problems.new(SPEC.rows, size.heads, 64) for name in names}
+    more["slots"] = distance_slots(SPEC, max(lengths)).to(DEVICE)
+    return problems.problem("disentangled_attention", size.of(lengths), *least, **more)
+
+
+def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    for length in (512, 256, 128):
+        yield partial(tuned_problem, [length] * (TOKENS // length), dtype)
+
+
+def tuned_problem(lengths: list[int], dtype: torch.dtype) -> Problem:
+    longest = max(lengths)
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    slots = distance_slots(SPEC, longest - 1).to(DEVICE)
+    rows = (SPEC.rows, 12, 64)
+    inputs = random_inputs(dtype, (sum(lengths), 3, 12, 64), rows, rows)
+
+    def run(qkv, keys, queries, impl):
+        tables = {"position_keys": keys, "position_queries": queries}
+        options = {"dropout_p": 0.1, "impl": impl}
+        return disentangled_attention(qkv, cu_seqlens, longest, slots, **tables, **options)
+
+    return Problem("disentangled_attention", run, inputs)
 
 
 if __name__ == "__main__":
