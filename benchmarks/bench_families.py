@@ -1,8 +1,8 @@
 """Whole encoders of the families on a CPU: batches of 32 texts of real lengths, float32, random weights of base size.
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
-"eager" where the family has no other, such as MPNet. Batches come in the corpus's order. Before anything is timed,
-results are compared with Hugging Face's at every real token.
+"eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
+is timed, results are compared with Hugging Face's at every real token.
 """
 
 import tempfile
@@ -24,6 +24,22 @@ TEXTS = 2 * BATCH
 BASE = {
     "bert": ("BertModel", "BertConfig", {}),
     "mpnet": ("MPNetModel", "MPNetConfig", {"max_position_embeddings": 514}),
+    "deberta-v3": (
+        "DebertaV2Model",
+        "DebertaV2Config",
+        dict(
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            relative_attention=True,
+            position_buckets=256,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type="p2c|c2p",
+            position_biased_input=False,
+        ),
+    ),
     "albert": (
         "AlbertModel",
         "AlbertConfig",

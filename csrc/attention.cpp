@@ -1,7 +1,5 @@
 #include "attention.h"
 
-#include <atomic>
-
 #include "scratch.h"
 #include "sequences.h"
 
@@ -96,31 +94,14 @@ struct Call {
     attention.rotary_dim = rotary->size(1);
   }
 
-  // Calls run(task) for every head of every sequence. Each worker starts with its own share of the tokens, in order:
-  // the matrix products before and after divide the rows in the same way, so the share is in its cache. Then it helps
-  // the other workers.
+  // Calls run(task) for every head of every sequence.
   template <class Run>
   void for_each_task(const Run& run) const {
     const auto* offsets_q = checked_offsets(op, cu_seqlens_q, q.size(0), max_seqlen_q);
     const auto* offsets_k = checked_offsets(op, cu_seqlens_k, k.size(0), max_seqlen_k);
-    const int64_t sequences = cu_seqlens_q.numel() - 1, tasks = sequences * attention.num_heads;
-    if (!tasks) return;
-    const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
-    const auto bounds = share_sequences(offsets_q, sequences, workers);
-    std::vector<std::atomic<int64_t>> next(workers);
-    for (int64_t worker = 0; worker < workers; ++worker) next[worker] = bounds[worker] * attention.num_heads;
-    torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
-      for (int64_t worker = first; worker < last; ++worker)
-        for (int64_t turn = 0; turn < workers; ++turn) {
-          const int64_t share = (worker + turn) % workers;
-          const int64_t end = bounds[share + 1] * attention.num_heads;
-          for (int64_t i; (i = next[share].fetch_add(1)) < end;) {
-            const int64_t s = i / attention.num_heads;
-            run(AttentionTask{
-                offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s],
-                i % attention.num_heads});
-          }
-        }
+    for_each_head(offsets_q, cu_seqlens_q.numel() - 1, attention.num_heads, [&](int64_t s, int64_t head) {
+      run(AttentionTask{
+          offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s], head});
     });
   }
 

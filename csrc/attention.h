@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "disentangled_attention.h"
 #include "dropout.h"
 #include "isa.h"
 
@@ -29,6 +30,7 @@ struct Attention {
   const float* key_bias = nullptr;  // (total_k,), or null
   const float* rotary = nullptr;    // q and k are rotated by this table as they are read: see rotary.h; or null
   int64_t rotary_dim = 0;
+  const PositionTables* positions = nullptr;  // or null; queries and keys are those of one sequence, without a window
   void* out;                        // forward: (total_q, num_heads, head_dim)
   float* lse;                       // (num_heads, total_q), natural logarithm; the backward reads it
   const void* dout;                 // backward: like out

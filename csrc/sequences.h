@@ -1,5 +1,7 @@
 // The sequences of a packed batch: their offsets, and their division among workers.
 #pragma once
+#include <atomic>
+
 #include "tensors.h"
 
 namespace fastenc {
@@ -42,6 +44,27 @@ inline std::vector<int64_t> share_sequences(const int32_t* offsets, int64_t sequ
   }
   bounds.push_back(sequences);
   return bounds;
+}
+
+// Calls run(sequence, head) for every head of every sequence. Each worker begins with its share of the tokens, in their
+// order: the matrix products before and after share out rows in the same way and leave them in its cache. Then it helps
+// the others.
+template <class Run>
+void for_each_head(const int32_t* offsets, int64_t sequences, int64_t num_heads, const Run& run) {
+  const int64_t tasks = sequences * num_heads;
+  if (!tasks) return;
+  const int64_t workers = std::min<int64_t>(tasks, torch::stable::get_num_threads());
+  const auto bounds = share_sequences(offsets, sequences, workers);
+  std::vector<std::atomic<int64_t>> next(workers);
+  for (int64_t worker = 0; worker < workers; ++worker) next[worker] = bounds[worker] * num_heads;
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    for (int64_t worker = first; worker < last; ++worker)
+      for (int64_t turn = 0; turn < workers; ++turn) {
+        const int64_t share = (worker + turn) % workers;
+        for (int64_t i; (i = next[share].fetch_add(1)) < bounds[share + 1] * num_heads;)
+          run(i / num_heads, i % num_heads);
+      }
+  });
 }
 
 }  // namespace fastenc

@@ -5,56 +5,6 @@
 
 static_assert(kAttentionRows % kLanes == 0);
 
-// C (rows x columns) = A B, where B (depth x columns) is stored in panels of kPanel columns.
-static void multiply_panels(
-    const float* a, int64_t lda, const float* panels, float* c, int64_t ldc, int64_t rows, int64_t columns,
-    int64_t depth) {
-  for (int64_t j = 0; j < columns; j += kPanel)
-    multiply_panel(a, lda, panels + j * depth, kPanel, c + j, ldc, rows, panel_width(columns - j), depth, false);
-}
-
-// C (rows x columns) = or += A B, all of them row by row (A transposed: column by column).
-template <bool kTransposed = false>
-static void multiply(
-    const float* a, int64_t lda, const float* b, float* c, int64_t rows, int64_t columns, int64_t depth, bool add) {
-  for (int64_t k = 0; k < depth; k += kDepth)
-    for (int64_t j = 0; j < columns; j += kPanel)
-      multiply_panel<kTransposed>(
-          a + k * (kTransposed ? lda : 1), lda, b + k * columns + j, columns, c + j, columns, rows,
-          panel_width(columns - j), depth - k < kDepth ? depth - k : kDepth, add || k);
-}
-
-// Widens `rows` rows to float, times `factor`.
-template <class T>
-static void widen(const T* source, int64_t stride, int64_t rows, int64_t head_dim, float factor, float* target) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t d = 0; d < head_dim; d += kLanes)
-      store(target + i * head_dim + d, load(source + i * stride + d) * factor);
-}
-
-template <class T>
-static void narrow(const float* source, int64_t rows, int64_t head_dim, float factor, T* target, int64_t stride) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t d = 0; d < head_dim; d += kLanes)
-      store(target + i * stride + d, load(source + i * head_dim + d) * factor);
-}
-
-// Widens and transposes `rows` rows into panels of kPanel columns; the columns up to the next multiple of kLanes are 0.
-template <class T>
-static void widen_transposed(const T* source, int64_t stride, int64_t rows, int64_t head_dim, float* panels) {
-  for (int64_t j = 0; j < rows; j += kLanes) {
-    float* target = panels + j / kPanel * kPanel * head_dim + j % kPanel;
-    for (int64_t d = 0; d < head_dim; d += kLanes) {
-      Vec block[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) block[i] = j + i < rows ? load(source + (j + i) * stride + d) : Vec{};
-      transpose(block);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(target + (d + i) * kPanel, block[i]);
-    }
-  }
-}
-
 constexpr float kLog2E = 1.44269504088896341f;
 
 // 2^x for x at most a little above 0, to about one unit in the last place: a minimax polynomial on [-1/2, 1/2] times
@@ -93,17 +43,6 @@ template <Vec (*kCombine)(Vec, Vec)>
 FASTENC_INLINE void fold_all(Vec* partial, int64_t rows, float* out) {
   for (int64_t r = rows; r % kLanes; ++r) partial[r] = Vec{};
   for (int64_t r = 0; r < rows; r += kLanes) store(out + r, fold_rows<kCombine>(partial + r));
-}
-
-FASTENC_INLINE int64_t padded_length(int64_t length) { return (length + kLanes - 1) / kLanes * kLanes; }
-FASTENC_INLINE int64_t panels_length(int64_t length) { return (length + kPanel - 1) / kPanel * kPanel; }
-// Stride of rows of scores. Never a multiple of the page size: then a column would use few cache sets.
-FASTENC_INLINE int64_t scores_stride(int64_t length) { return padded_length(length) + 16; }
-
-// The first row of a task's tokens.
-template <class T>
-FASTENC_INLINE const T* rows_of(const PackedHeads& x, int64_t first, int64_t head) {
-  return (const T*)x.data + first * x.token_stride + head * x.head_stride;
 }
 
 template <class T>
@@ -216,8 +155,11 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   float* queries = scores + kAttentionRows * scores_stride(length);
   float* result = queries + kAttentionRows * dim;
   float* keep = result + kAttentionRows * dim;
-  const ScoreBias bias(a, task, keep + dropout_room(length));
+  float* bias_scratch = keep + dropout_room(length);
+  const ScoreBias bias(a, task, bias_scratch);
   const T* k = rows_of<T>(a.k, task.first_k, task.head);
+  PositionScores positions(a, task, bias_scratch + ScoreBias::floats(task.length_q, length));
+  if (a.positions) positions.widen_keys(k);
   if (a.rotary) {
     float* rotated = values;  // free until the values are widened
     widen(k, a.k.token_stride, length, dim, 1.f, rotated);
@@ -239,6 +181,7 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
     widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
     rotate(a, queries, rows, row, false);
     multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
+    if (a.positions) positions.add_to(scores, stride, queries, row, rows);
     Vec partial[kAttentionRows];
     float row_max[kAttentionRows], row_sums[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r)
@@ -304,7 +247,9 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
   float* keep = ds + scores_size;
   float* ddistance = keep + kAttentionRows * keep_stride;
   const int64_t distances = task.length_q + length - 1;
-  const ScoreBias bias(a, task, ddistance + (a.ddistance ? distances + kLanes : 0));
+  float* bias_scratch = ddistance + (a.ddistance ? distances + kLanes : 0);
+  const ScoreBias bias(a, task, bias_scratch);
+  PositionScores positions(a, task, bias_scratch + ScoreBias::floats(task.length_q, length));
   if (a.ddistance && distances > 0) __builtin_memset(ddistance, 0, (distances + kLanes) * sizeof(float));
   // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
   const bool adds_from_first = bias.windowed() || !task.length_q;
@@ -312,6 +257,7 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
   widen(k, a.k.token_stride, length, dim, 1.f, keys);
   rotate(a, keys, length, 0, false);
   widen_transposed(keys, dim, length, dim, keys_t);
+  positions.read_keys(keys);
   widen_transposed(v, a.v.token_stride, length, dim, values_t);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
@@ -325,6 +271,7 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
     rotate(a, queries, rows, row, false);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
     multiply_panels(queries, dim, keys_t + start, p, stride, rows, padded, dim);
+    if (a.positions) positions.add_to(p, stride, queries, row, rows);
     multiply_panels(douts, dim, values_t + start, ds, stride, rows, padded, dim);
     Vec partial[kAttentionRows], partial_sums[kAttentionRows];
     float deltas[kAttentionRows], sums[kAttentionRows];
@@ -372,8 +319,10 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
     }
     multiply(ds, stride, keys + start, dqueries, rows, dim, seen.count, false);
     rotate(a, dqueries, rows, row, true);
+    if (a.positions) positions.add_query_gradients(ds, stride, queries, dqueries, row, rows);
     narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
     multiply<true>(ds, stride, queries, dkeys + start, seen.count, dim, rows, row || adds_from_first);
+    if (a.positions) positions.add_key_gradients(ds, stride, dkeys, row, rows);
     multiply<true>(p, stride, douts, dvalues + start, seen.count, dim, rows, row || adds_from_first);
   }
   rotate(a, dkeys, length, 0, true);

@@ -27,6 +27,7 @@ BERT_LINEARS = dict(
 DISTILBERT_LINEARS = dict(
     query="q_lin", value="v_lin", attention_out="out_lin", up="lin1", down="lin2"
 )
+DEBERTA_LINEARS = BERT_LINEARS | dict(query="query_proj", value="value_proj")
 ALBERT_LINEARS = BERT_LINEARS | dict(attention_out="attention.dense", up="ffn", down="ffn_output")
 MPNET_LINEARS = BERT_LINEARS | dict(query="attn.q", value="attn.v", attention_out="attn.o")
 ROTARY_LINEARS = dict(
@@ -67,6 +68,14 @@ class Family:
 
 
 ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
+DEBERTA_SIZES = SIZES | dict(
+    relative_attention=True,
+    position_buckets=8,
+    norm_rel_ebd="layer_norm",
+    share_att_key=True,
+    pos_att_type="p2c|c2p",
+    position_biased_input=False,
+)
 DISTILBERT_SIZES = dict(
     vocab_size=97, dim=32, n_layers=2, n_heads=2, hidden_dim=48, max_position_embeddings=40
 )
@@ -118,6 +127,14 @@ BY_NAME = {
     "electra": Family("Electra", SIZES | {"embedding_size": 16}, token_types=True),
     "mpnet": Family(
         "MPNet", SIZES, linears=MPNET_LINEARS, no_prefix="relative bias", sees_distances=True
+    ),
+    "deberta-v2": Family(
+        "DebertaV2",
+        DEBERTA_SIZES,
+        linears=DEBERTA_LINEARS,
+        no_prefix="relative positions",
+        sees_distances=True,
+        no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),

@@ -18,24 +18,31 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
     NormSpec,
+    RelativePositions,
 )
+from fastenc.nn.relative_positions import RelativePositionSpec, distance_slots
 from fastenc.nn.rotary import RotarySpec, rotary_table
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of
 
 WIDTH, INNER, HEADS, HEAD_DIM = 64, 96, 2, 32
 EPS = 1e-6
+REACH = 20  # of relative positions
 ATTENTION = AttentionSpec(HEADS, HEAD_DIM, HEAD_DIM**-0.5)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The description of a layer, and the options that the description does not hold."""
+    """The description of a layer, and the options that the description does not hold.
+
+    own_projections: whether relative positions have weights of their own.
+    """
 
     spec: LayerSpec
     biases: bool = True
     norm_biases: bool = True
     rotary: bool = False
     relative_bias: bool = False
+    own_projections: bool = False
 
 
 def kind(
@@ -47,11 +54,12 @@ def kind(
     window=(-1, -1),
     scale=None,
     inner=INNER,
+    terms=(),
     **rest,
 ):
     scale = ATTENTION.scale if scale is None else scale
     spec = LayerSpec(
-        AttentionSpec(HEADS, HEAD_DIM, scale, window),
+        AttentionSpec(HEADS, HEAD_DIM, scale, window, terms),
         FeedForwardSpec(inner, activation, gated),
         NormSpec(norm, EPS),
         NormSpec(norm, EPS),
@@ -65,6 +73,8 @@ KINDS = {
     "tanh": kind("gelu_tanh"),
     "relu": kind("relu"),
     "mpnet": kind(relative_bias=True),
+    "deberta": kind(terms=("c2p", "p2c")),
+    "deberta v2": kind(terms=("c2p",), own_projections=True),
     "mbart": kind(pre_norm=True),
     "modernbert": kind(
         gated=True, pre_norm=True, window=(3, 3), biases=False, norm_biases=False, rotary=True
@@ -99,6 +109,8 @@ class Layer:
                 values[f"{name}_bias"] = 0.3 * torch.randn(WIDTH)
         if what.relative_bias:
             values["relative_bias"] = 0.3 * torch.randn(HEADS, 9)
+        if self.spec.attention.position_terms:
+            values["positions"] = torch.randn(2 * REACH, WIDTH)
         self.values = {name: v.to(dtype).requires_grad_(grad) for name, v in values.items()}
         self.offsets, self.longest = offsets_of(lengths), max(lengths, default=0)
 
@@ -107,6 +119,7 @@ class Layer:
         halves = ("gate", "up") if self.spec.feed_forward.gated else ("up",)
         return {
             **{name: (width, WIDTH, biased) for name in ("query", "key", "value")},
+            **({"position_key": (width, WIDTH, biased)} if self.kind.own_projections else {}),
             "attention_out": (WIDTH, width, biased),
             **{name: (inner, WIDTH, biased) for name in halves},
             "down": (WIDTH, inner, biased),
@@ -131,6 +144,8 @@ class Layer:
             v.get("down_bias"),
             v["out_norm"],
             v.get("out_norm_bias"),
+            v.get("position_key"),
+            v.get("position_key_bias"),
         )
 
     def inputs(self, values=None) -> AttentionInputs:
@@ -138,7 +153,11 @@ class Layer:
         if self.kind.rotary:
             table = rotary_table(RotarySpec(HEAD_DIM, 100.0), max(self.longest, 1), "cpu")
         bias = (values or self.values).get("relative_bias")
-        return AttentionInputs(self.offsets, self.longest, table, bias)
+        positions = None
+        if self.spec.attention.position_terms:
+            slots = distance_slots(RelativePositionSpec(0, REACH), REACH)
+            positions = RelativePositions((values or self.values)["positions"], slots)
+        return AttentionInputs(self.offsets, self.longest, table, bias, positions)
 
     def call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
         """The LayerCall of this layer."""
@@ -191,6 +210,16 @@ class Layer:
         scores = q @ k.transpose(1, 2) * self.spec.attention.scale
         if self.kind.relative_bias:
             scores = scores + v["relative_bias"][:, distance.clamp(-4, 4) + 4]
+        terms, own = self.spec.attention.position_terms, self.kind.own_projections
+        rows = (REACH - distance).clamp(0, 2 * REACH - 1)
+        project = lambda name: linear(v["positions"], name).view(-1, HEADS, HEAD_DIM)[rows]
+        if "c2p" in terms:
+            position_keys = project("position_key" if own else "key")
+            added = torch.einsum("hid,ijhd->hij", q, position_keys)
+            scores = scores + added * self.spec.attention.scale
+        if "p2c" in terms:
+            added = torch.einsum("hjd,ijhd->hij", k, project("query"))
+            scores = scores + added * self.spec.attention.scale
         left, right = self.spec.attention.window
         if left >= 0:
             outside = (distance < -left) | (distance > right)

@@ -147,7 +147,7 @@ def within(found, plain, exact, scale, what):
 
 def dropouts(family):
     """The names of the encoder's dropout probabilities in a configuration, all 0."""
-    heads = ("classif", "qa_", "summary")
+    heads = ("classif", "qa_", "summary", "pooler_")
     values = config(family).to_dict()
     names = [name for name, p in values.items() if "dropout" in name and p is not None]
     return {name: 0.0 for name in names if not any(head in name for head in heads)}
@@ -329,9 +329,11 @@ def test_adaptations(family, method, tmp_path):
     again = Encoder.from_pretrained(tmp_path / "adapted")
     assert torch.equal(again(example.packed).last_hidden_state, expected)
     if method == "lora":
+        # In float64: layers may multiply the rounding of the merged weights.
+        separate = again.double()(example.packed).last_hidden_state
         merge_adaptation(again)
         merged = again(example.packed).last_hidden_state
-        assert (merged - expected).norm() < 1e-4 * expected.norm()
+        assert (merged - separate).norm() < 1e-9 * separate.norm()
 
     ours.double()
     example.ours(ours)[1].backward()
@@ -343,11 +345,11 @@ def test_adaptations(family, method, tmp_path):
     steps = [(p, torch.randn_like(p)) for _, p in added]
     values = []
     with torch.no_grad():
-        for size in (1e-6, -2e-6):
+        for size in (1e-7, -2e-7):
             for parameter, direction in steps:
                 parameter.add_(size * direction)
             values.append(float(example.ours(ours)[1]))
-    slope = (values[0] - values[1]) / 2e-6
+    slope = (values[0] - values[1]) / 2e-7
     assert float(sum((p.grad * d).sum() for p, d in steps)) == pytest.approx(slope, rel=1e-3)
 
 
@@ -360,6 +362,15 @@ SWITCHES = [
     ("distilbert", dict(activation="relu", sinusoidal_pos_embds=True)),
     ("electra", dict(embedding_size=32, hidden_act="gelu_new")),
     ("mpnet", dict(hidden_act="relu", layer_norm_eps=1e-5)),
+    ("deberta-v2", dict(share_att_key=False, max_relative_positions=20)),
+    ("deberta-v2", dict(share_att_key=False, pos_att_type="c2p", norm_rel_ebd="none")),
+    ("deberta-v2", dict(pos_att_type=["p2c"], position_buckets=-1)),
+    ("deberta-v2", dict(position_buckets=-1, max_relative_positions=6, pos_att_type=None)),
+    ("deberta-v2", dict(relative_attention=False, position_biased_input=True, type_vocab_size=2)),
+    ("deberta-v2", dict(embedding_size=16, hidden_act="relu", pooler_hidden_act="tanh")),
+    ("deberta-v2", dict(legacy=False, conv_kernel_size=3, conv_act="gelu", conv_groups=2)),
+    ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
+    ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
     # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),

@@ -215,7 +215,10 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ("seed = ", "is not TOML"),
         ("warmup-steps = 10\nmax-steps = 4", "at most the run's 4 steps, got 10"),
         ("generator-size = 0.5", "--generator-size is an option of the objective electra, got 0.5"),
-        ("embedding-size = 16", "--embedding-size is an option of ELECTRA and ALBERT, got 16"),
+        (
+            "embedding-size = 16",
+            "--embedding-size is an option of ELECTRA, ALBERT and DeBERTa, got 16",
+        ),
         ("global-batch-size = 24", "multiple of --batch-size * processes, got 24 and 16 * 1"),
         ("betas = [0.9, 1.0]", "--betas must be two numbers in [0, 1)"),
     ):

@@ -138,7 +138,8 @@ def test_gradients_repeat_bit_for_bit(triton_target, name):
         inputs = run.inputs(dtype)
         dout = run.upstream(inputs)
         # The short kernels add up in one order without being asked.
-        asked = "attention" in run.case.op and (name != SHORT or dtype == torch.float32)
+        atomic = run.case.op in ("attention", "cross_attention")
+        asked = atomic and (name != SHORT or dtype == torch.float32)
         with deterministic() if asked else nullcontext():
             first, second = (run.both_ways(inputs, dout) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), dtype

@@ -42,6 +42,7 @@ ALONE = re.compile(
     r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
     r"|attention kernel=backward_kv head_dim=(96 precision=half biased=True|128)"
     r"|attention_short max_seqlen=128 backward=True"
+    r"|disentangled_attention kernel=(?!forward)\w+ head_dim=\d+ precision=half"
     r"|linear_gelu "
     r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
     r"|head statistics \d+ \w+ targets, window, bias=True"
@@ -71,6 +72,9 @@ class Budget(NamedTuple):
 LONG = "attention kernel={} head_dim=64 precision=half biased=False dropout={} dtype=float16 warp_groups={}"
 SHORT = "attention_short max_seqlen=128 backward={} head_dim=64 dropout={} dtype=float16 warp_groups=True"
 NORM = "{}layer_norm width=768 itemsize=2 backward={} dropout=True dtype=bfloat16"
+DISENTANGLED = (
+    "disentangled_attention kernel={} head_dim=64 precision=half dropout=True dtype=float16"
+)
 LINEAR_GELU = "linear_gelu width=3072 inner=768 backward={} dtype=bfloat16"
 BUDGETS = {
     90: [
@@ -94,6 +98,13 @@ BUDGETS = {
         Budget("bias_gelu width=3072 backward=True dtype=bfloat16 erf", 16, (31.2, 31.2), 64, None),
         Budget("bias_glu width=1536 backward=False dtype=bfloat16 erf", 8, (29.2, 29.2), 32, None),
         Budget("bias_glu width=1536 backward=True dtype=bfloat16 erf", 8, (43.5, 43.5), 72, None),
+        Budget(DISENTANGLED.format("forward"), 8, (92.0, 92.0), 255, "mma"),
+        Budget(DISENTANGLED.format("backward_kv"), 4, (140.0, 140.0), 255, "mma"),
+        Budget(DISENTANGLED.format("backward_q"), 4, (123.0, 123.0), 224, "mma"),
+        Budget(DISENTANGLED.format("backward_tables") + " of keys", 2, (154.0, 154.0), 216, "mma"),
+        Budget(
+            DISENTANGLED.format("backward_tables") + " of queries", 2, (156.0, 156.0), 216, "mma"
+        ),
         Budget(LINEAR_GELU.format(False), 64, (1.2, 1.3), 144, "wgmma"),
         Budget(LINEAR_GELU.format(True), 64, (1.3, 1.4), 152, "wgmma"),
         # A block with vectors and one with a mask, of which a program takes one.
@@ -105,6 +116,8 @@ BUDGETS = {
         Budget(LONG.format("forward", True, False), 32, (21.6, 20.8), 184, "mma"),
         Budget(LONG.format("backward_kv", True, False), 16, (34.6, 39.7), 255, "mma"),
         Budget(NORM.format("", True), 24, (33.0, 33.0), 224, None),
+        Budget(DISENTANGLED.format("forward"), 8, (92.0, 92.0), 255, "mma"),
+        Budget(DISENTANGLED.format("backward_kv"), 4, (145.0, 145.0), 255, "mma"),
     ],
 }
 
@@ -122,7 +135,8 @@ def takes_matrix_instructions(name: str) -> bool:
         return "fp32" not in name
     if name.startswith(("index sum", "linear_gelu")):
         return True
-    return name.startswith("attention") and "precision=ieee" not in name
+    of_attention = name.startswith(("attention", "disentangled_attention"))
+    return of_attention and "precision=ieee" not in name
 
 
 def programs_at_a_time(binary: dict, capability: int) -> int:

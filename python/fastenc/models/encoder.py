@@ -19,6 +19,7 @@ from fastenc.models.embedding.sentence_files import SentenceSettings, read_setti
 from fastenc.models.embedding.word_vectors import WordVectors, embed_words
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.convolution import Convolution
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
@@ -30,9 +31,11 @@ from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,
     LayerWeights,
+    NormSpec,
 )
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
+from fastenc.nn.relative_positions import position_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.nn.stack import StackModules, VisitInput, run_stack, ways_of_layers
 from fastenc.nn.ways import run_layer
@@ -75,6 +78,11 @@ class EncoderLayer(nn.Module):
         self.up = nn.Linear(width, inner_rows, bias=biases.up)
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
         self.out_norm = make_norm(spec.out_norm, width, biases.norm)
+        own = config.architecture.position_modules(config).own_projections
+        project = lambda term: (
+            nn.Linear(width, heads_width, bias=biases.qkv) if term in own else None
+        )
+        self.position_key, self.position_query = project("c2p"), project("p2c")
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
@@ -94,6 +102,8 @@ class EncoderLayer(nn.Module):
             self.down.bias,
             self.out_norm.weight,
             getattr(self.out_norm, "bias", None),
+            *_parameters(self.position_key),
+            *_parameters(self.position_query),
         )
 
     def dropout(self) -> LayerDropout:
@@ -157,6 +167,7 @@ class Encoder(PretrainedModel):
             scale=architecture.embedding_scale(config),
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
+            project_first=architecture.projects_embeddings_first(config),
         )
         norm = self.stack.layers[0].out_norm
         self.first_norm = (
@@ -170,6 +181,16 @@ class Encoder(PretrainedModel):
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets
         self.relative_biases = nn.ModuleList(
             nn.Embedding(buckets, config.num_heads) for _ in range(tables)
+        )
+        positions, convolution = architecture.position_modules(config), self.stack.convolution
+        self.relative_positions = nn.Embedding(positions.rows, width) if positions.rows else None
+        self.position_norm = (
+            make_norm(NormSpec("layer", config.eps), width, True) if positions.norm else None
+        )
+        self.convolution = (
+            None
+            if convolution is None
+            else Convolution(convolution, width, config.hidden_dropout_p)
         )
         self.pooler = nn.Linear(width, width) if config.pooler else None
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
@@ -249,6 +270,8 @@ class Encoder(PretrainedModel):
             self.final_dropout_p if trains(self) else 0.0,
             [recomputes] * len(modules),
             frozen,
+            position_table(self.relative_positions, self.position_norm),
+            None if self.convolution is None else self.convolution.weights(),
         )
 
     def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
@@ -354,6 +377,10 @@ class Encoder(PretrainedModel):
     def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
+
+
+def _parameters(module: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if module is None else (module.weight, module.bias)
 
 
 def _as_vectors(given: object) -> Tensor:

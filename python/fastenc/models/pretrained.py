@@ -267,7 +267,7 @@ class PretrainedModel(nn.Module):
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
         module's name), biases 0, norms 1."""
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
             architecture = self.config.architecture
             std = architecture.initial_std(self.config, name.rpartition(".")[2])
             cutoff = architecture.initial_cutoff(self.config)

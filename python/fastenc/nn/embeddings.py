@@ -19,10 +19,14 @@ from fastenc.packing import PackedBatch
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Embeddings: the norm after the sum of the tables' rows, or None, and the factor of the word embeddings."""
+    """Embeddings: the norm after the sum of the tables' rows, or None, and the factor of the word embeddings.
+
+    ``project_first``: the projection comes before norm and dropout, not after them.
+    """
 
     norm: NormSpec | None
     scale: float = 1.0
+    project_first: bool = False
 
 
 class EmbeddingTables(NamedTuple):
@@ -54,6 +58,7 @@ class Embeddings(nn.Module):
         norm_bias: whether the norm has a bias.
         scale: factor of the word embeddings.
         projection: whether a linear layer follows.
+        project_first: whether it comes before the norm, and has no bias.
     """
 
     def __init__(
@@ -70,15 +75,19 @@ class Embeddings(nn.Module):
         scale: float = 1.0,
         dropout_p: float = 0.0,
         projection: bool = False,
+        project_first: bool = False,
     ):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
-        self.spec = EmbeddingSpec(norm, scale)
+        self.spec = EmbeddingSpec(norm, scale, project_first and projection)
         self.word = nn.Embedding(vocab_size, width)
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
-        self.norm = None if norm is None else make_norm(norm, width, norm_bias)
-        self.projection = nn.Linear(width, hidden_size) if projection else None
+        norm_width = hidden_size if self.spec.project_first else width
+        self.norm = None if norm is None else make_norm(norm, norm_width, norm_bias)
+        self.projection = (
+            nn.Linear(width, hidden_size, bias=not project_first) if projection else None
+        )
 
     def forward(
         self, batch: PackedBatch, tied_weight: bool = False, first_position: int = 0
@@ -148,7 +157,7 @@ def embed(
     t, norm = tables, spec.norm
     used = [table for table in (t.word, t.position, t.token_type) if table is not None]
     one_dtype = all(table.dtype == t.word.dtype for table in used)
-    one_op = one_dtype and spec.scale == 1.0 and inputs_embeds is None
+    one_op = one_dtype and spec.scale == 1.0 and inputs_embeds is None and not spec.project_first
     if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
         x, tied_weight = tied_embedding_layer_norm(
             input_ids,
@@ -175,14 +184,22 @@ def embed(
         if t.position is not None and position_ids is not None:
             rows = position_ids + position_offset
             x = x + F.embedding(rows, t.position, t.position_padding_idx)
+        if spec.project_first:
+            x = _projected(t, x)
         x = F.dropout(_normalised(spec, t, x), dropout_p)
-    return (x if t.projection is None else t.projection(x)), tied_weight
+    return (x if spec.project_first else _projected(t, x)), tied_weight
+
+
+def _projected(tables: EmbeddingTables, x: Tensor) -> Tensor:
+    return x if tables.projection is None else tables.projection(x)
 
 
 def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor) -> Tensor:
     """Word vectors (rows, width), scaled, normalised and projected: (rows, hidden_size), without dropout."""
-    x = _normalised(spec, tables, rows * spec.scale)
-    return x if tables.projection is None else tables.projection(x)
+    x = rows * spec.scale
+    if spec.project_first:
+        return _normalised(spec, tables, _projected(tables, x))
+    return _projected(tables, _normalised(spec, tables, x))
 
 
 def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:

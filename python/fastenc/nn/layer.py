@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer_call import DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -24,14 +24,23 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.nn.prepend import prepend_rows
-from fastenc.ops import attention, bias_gelu, bias_glu, dispatch, layer_norm, rms_norm
+from fastenc.ops import (
+    attention,
+    bias_gelu,
+    bias_glu,
+    disentangled_attention,
+    dispatch,
+    layer_norm,
+    rms_norm,
+)
 from fastenc.ops.gemm import linear
 
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
+    | DISENTANGLED
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down")}
+    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
 # Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results
@@ -122,8 +131,24 @@ def _attend(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    qkv = _stacked_linear(x, w.qkv_weights, w.qkv_biases)
+    qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
     qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+    if spec.position_terms:
+        assert inputs.relative_positions is not None  # the stack makes them for every such layer
+        keys, queries = project_positions(
+            inputs.relative_positions.embeddings, w, spec, dropout.positions, added
+        )
+        return disentangled_attention(
+            qkv,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            inputs.relative_positions.slots,
+            position_keys=keys,
+            position_queries=queries,
+            dropout_p=dropout.attention,
+            rng_state=dropout.rng_states[0],
+            softmax_scale=spec.scale,
+        ).flatten(1)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
@@ -148,7 +173,42 @@ def _attend(
     return (attended if rows is None else attended[rows]).flatten(1)
 
 
-def _stacked_linear(
+def project_positions(
+    embeddings: Tensor,
+    w: LayerWeights,
+    spec: AttentionSpec,
+    dropout_p: float = 0.0,
+    added: LayerAdaptation | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The keys and the queries of relative positions, each (rows, num_heads, head_dim) or None without its term.
+
+        keys = R W_k^T + b_k,  queries = R W_q^T + b_q,  R = dropout(embeddings)
+
+    W_k and W_q are the layer's own position weights, or else those of the content.
+    """
+    x = drop(embeddings, dropout_p)[0]
+    shape = (x.shape[0], spec.num_heads, spec.head_dim)
+    wanted = [term in spec.position_terms for term in ("c2p", "p2c")]
+    if w.position_key_weight is not None or w.position_query_weight is not None:
+        own = (
+            (w.position_key_weight, w.position_key_bias),
+            (w.position_query_weight, w.position_query_bias),
+        )
+        keys, queries = (None if m is None else linear(x, m, b).view(shape) for m, b in own)
+        return keys, queries
+    if added is not None and "qkv" in added.low_rank:
+        qkv = added.to_output("qkv", stacked_linear(x, w.qkv_weights, w.qkv_biases), x)
+        queries, keys, _ = qkv.view(x.shape[0], 3, *shape[1:]).unbind(1)
+    elif len(w.qkv_weights) == 1:
+        rows, bias = 2 * shape[1] * shape[2], w.qkv_biases[0]
+        both = linear(x, w.qkv_weights[0][:rows], None if bias is None else bias[:rows])
+        queries, keys = both.view(x.shape[0], 2, *shape[1:]).unbind(1)
+    else:
+        queries, keys = (linear(x, w.qkv_weights[i], w.qkv_biases[i]).view(shape) for i in range(2))
+    return keys if wanted[0] else None, queries if wanted[1] else None
+
+
+def stacked_linear(
     x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
 ) -> Tensor:
     """x W^T + b for the stacked weights W and biases b.
@@ -183,7 +243,7 @@ def _after_attention(
         added.after_attention,
     )
     # The bias of the linear layer before the activation is added by the activation's kernel.
-    product = _stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
+    product = stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
     up = added.to_output("up", product, h.x)
     # Without gradients nothing else uses the product, so it may be overwritten.
     up_bias = stack_biases(w.up_biases, w.up_weights)
@@ -220,11 +280,13 @@ def activate(
 def activate_plain(
     x: Tensor, bias: Tensor | None, activation: str, inplace: bool = False
 ) -> Tensor:
-    """act(x + bias) for "gelu", "gelu_tanh", "silu" or "relu". inplace: x may be overwritten."""
+    """act(x + bias) for "gelu", "gelu_tanh", "silu", "relu" or "tanh". inplace: x may be overwritten."""
     if activation in ("gelu", "gelu_tanh"):
         approximate = "tanh" if activation == "gelu_tanh" else "none"
         return bias_gelu(x, bias, approximate=approximate, inplace=inplace)
     biased = x if bias is None else x + bias.to(x.dtype)
+    if activation == "tanh":
+        return torch.tanh(biased)
     return F.silu(biased) if activation == "silu" else F.relu(biased)
 
 

@@ -18,6 +18,11 @@ from fastenc.nn.layer_spec import (
 
 # Tables made from the sequences' lengths. They spare a kernel work and change no result.
 DERIVED_INPUTS = frozenset({"bounds", "blocks"})
+# The features of disentangled attention (fastenc.nn.layer.project_positions).
+DISENTANGLED = frozenset(
+    {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}
+    | {"position_query_weight", "position_query_bias"}
+)
 
 
 class PackedWeights(NamedTuple):

@@ -36,13 +36,16 @@ class AttentionSpec:
         head_dim: width of a head; num_heads * head_dim may differ from the hidden size.
         scale: factor of the scores before the softmax.
         window: number of tokens that a token sees on the left and on the right, -1 without a limit.
-    Rotary angles and relative biases are tensors and belong to :class:`AttentionInputs`.
+        position_terms: the terms that relative positions add to the scores: "c2p" (a query times a position's key),
+            "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
+    Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
     num_heads: int
     head_dim: int
     scale: float
     window: tuple[int, int] = (-1, -1)
+    position_terms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class LayerWeights(NamedTuple):
     """Weights (out_features, in_features) and biases (out_features,), which may be None.
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
-    are those that end the two sublayers.
+    are those that end the two sublayers. The position weights project relative positions; without any of them, those of
+    q and k do.
     """
 
     qkv_weights: tuple[Tensor, ...]
@@ -96,6 +100,10 @@ class LayerWeights(NamedTuple):
     down_bias: Tensor | None
     out_norm_weight: Tensor
     out_norm_bias: Tensor | None
+    position_key_weight: Tensor | None = None
+    position_key_bias: Tensor | None = None
+    position_query_weight: Tensor | None = None
+    position_query_bias: Tensor | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
@@ -125,6 +133,7 @@ class LayerDropout(NamedTuple):
     Fields:
         attention: of the softmax weights; attention_out: of the attention sublayer's output.
         inner: of the feed-forward layer's activations; down: of the feed-forward sublayer's output.
+        positions: of the embeddings of relative positions, before they are projected.
         rng_states: int64 (2,) for each of attention, attention_out and down, seed and offset of the mask, as
             :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
     """
@@ -133,6 +142,7 @@ class LayerDropout(NamedTuple):
     attention_out: float = 0.0
     inner: float = 0.0
     down: float = 0.0
+    positions: float = 0.0
     rng_states: tuple[Tensor | None, ...] = (None, None, None)
 
     def probabilities(self) -> dict[str, float]:
@@ -154,6 +164,14 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
     ]
 
 
+class RelativePositions(NamedTuple):
+    """The embeddings of relative positions (rows, hidden_size), and int32 (2 R + 1,) the row of each distance key -
+    query from -R to R; larger distances have the row of the last one."""
+
+    embeddings: Tensor
+    slots: Tensor
+
+
 class AttentionInputs(NamedTuple):
     """Inputs of attention that depend on the batch and are shared by layers; see :func:`fastenc.ops.attention`.
 
@@ -161,6 +179,7 @@ class AttentionInputs(NamedTuple):
         cu_seqlens, max_seqlen: the sequences.
         rotary: float32 (positions, rotary_dim), table of rotary angles, or None.
         relative_bias: (num_heads, 2 R + 1), or None.
+        relative_positions: for disentangled attention, or None.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
     """
@@ -169,6 +188,7 @@ class AttentionInputs(NamedTuple):
     max_seqlen: int
     rotary: Tensor | None = None
     relative_bias: Tensor | None = None
+    relative_positions: RelativePositions | None = None
     bounds: Tensor | None = None
     blocks: AttentionBlocks | None = None
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.cast_weights import cast_weights
+from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
 from fastenc.nn.layer import start
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
@@ -22,6 +23,7 @@ from fastenc.nn.layer_spec import (
     with_rng_states,
 )
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
+from fastenc.nn.relative_positions import PositionTable, RelativePositionSpec, relative_positions
 from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows
 from fastenc.nn.ways import unsupported_reasons
 from fastenc.ops.attention import sequence_bounds
@@ -42,6 +44,8 @@ class StackSpec:
         rotary: the rotary angles of each layer, or None.
         relative_bias: the buckets of the relative biases, or None without biases.
         max_positions: the number of tokens of the longest text that the checkpoint was made for.
+        relative_positions: the rows of a table of relative positions, or None without it.
+        convolution: the convolution after layer 0, or None.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -49,6 +53,8 @@ class StackSpec:
     rotary: tuple[RotarySpec | None, ...]
     relative_bias: RelativeBiasSpec | None
     max_positions: int
+    relative_positions: RelativePositionSpec | None = None
+    convolution: ConvolutionSpec | None = None
 
     @property
     def has_bounded_angles(self) -> bool:
@@ -60,6 +66,8 @@ class StackSpec:
         """Whether attention depends on the distance between tokens, which a gap between them would change."""
         return (
             self.relative_bias is not None
+            or self.relative_positions is not None
+            or self.convolution is not None
             or any(spec is not None for spec in self.rotary)
             or any(spec.attention.window != (-1, -1) for spec in self.layers)
         )
@@ -103,6 +111,8 @@ class StackModules(NamedTuple):
         final_dropout_p: the probability of dropout on the last layer's output, 0 in evaluation.
         recomputed: for each of ``layers`` whether the backward computes it again (gradient checkpointing).
         frozen: for each of ``layers`` the copies that :func:`fastenc.freeze` made, or None.
+        position_table: the table of relative positions, or None.
+        convolution: the weights of the convolution after layer 0, or None.
     """
 
     layers: Sequence[StackLayer]
@@ -111,6 +121,8 @@ class StackModules(NamedTuple):
     final_dropout_p: float
     recomputed: Sequence[bool]
     frozen: Sequence[Prepared] | None
+    position_table: PositionTable | None = None
+    convolution: ConvolutionWeights | None = None
 
 
 def run_stack(
@@ -131,7 +143,7 @@ def run_stack(
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
-    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules.relative_biases)
+    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules)
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
     )
@@ -156,6 +168,9 @@ def run_stack(
             state = layer(
                 *arguments, NOT_PREPARED if casts is None else Prepared(cast=casts[index])
             )
+        if number == 0 and spec.convolution is not None and modules.convolution is not None:
+            added = convolve(x, cu_seqlens, spec.convolution, modules.convolution, state.x)
+            state = LayerState(added, added)
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
         yield state.residual if number < last else F.dropout(state.x, modules.final_dropout_p)
 
@@ -165,15 +180,18 @@ def attention_inputs(
     cu_seqlens: Tensor,
     max_seqlen: int,
     spec: StackSpec,
-    relative_biases: Sequence[Tensor],
+    modules: StackModules,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
     blocks = attention_blocks(x, cu_seqlens, max_seqlen)
-    bias = layer_biases(relative_biases, spec.relative_bias, max_seqlen)
-    positions = table_rows(spec.max_positions, max_seqlen)
+    bias = layer_biases(modules.relative_biases, spec.relative_bias, max_seqlen)
+    positions = None
+    if spec.relative_positions is not None and modules.position_table is not None:
+        positions = relative_positions(modules.position_table, spec.relative_positions, max_seqlen)
+    rows = table_rows(spec.max_positions, max_seqlen)
     tables = {
-        rotary: rotary_table(rotary, positions, x.device)
+        rotary: rotary_table(rotary, rows, x.device)
         for rotary in set(spec.rotary)
         if rotary is not None
     }
@@ -181,7 +199,9 @@ def attention_inputs(
     def of_layer(number: int) -> AttentionInputs:
         rotary = spec.rotary[number]
         table = None if rotary is None else tables[rotary]
-        return AttentionInputs(cu_seqlens, max_seqlen, table, bias(number), bounds, blocks)
+        return AttentionInputs(
+            cu_seqlens, max_seqlen, table, bias(number), positions, bounds, blocks
+        )
 
     return of_layer
 
@@ -198,7 +218,7 @@ def ways_of_layers(
     x = modules.layers[0].weights().down_weight.new_zeros((tokens, hidden_size))
     length = min(32, spec.max_positions)
     offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-    inputs = attention_inputs(x, offsets, length, spec, modules.relative_biases)
+    inputs = attention_inputs(x, offsets, length, spec, modules)
     ways = []
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)

@@ -9,6 +9,7 @@ from fastenc.ops.crf import (
     crf_log_likelihood,
     crf_marginals,
 )
+from fastenc.ops.disentangled_attention import disentangled_attention
 from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
 from fastenc.ops.head_statistics import head_statistics
 from fastenc.ops.layer_norm import layer_norm, rms_norm
@@ -30,6 +31,7 @@ __all__ = [
     "crf_log_likelihood",
     "crf_marginals",
     "cross_attention",
+    "disentangled_attention",
     "embedding_layer_norm",
     "head_statistics",
     "layer_norm",

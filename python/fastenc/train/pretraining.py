@@ -238,8 +238,8 @@ class NewModel:
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
-                f"embedding_size is an option of ELECTRA and ALBERT, got {self.embedding_size} for another family: "
-                "leave it out"
+                f"embedding_size is an option of ELECTRA, ALBERT and DeBERTa, got {self.embedding_size} for another "
+                "family: leave it out"
             )
         if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
             raise ValueError(
@@ -266,6 +266,7 @@ class NewModel:
             pad_token_id=pad_token_id,
             pooler=family.has_pooler,
             family=self.family or objective.family,
+            extra=family.new_extra(positions),
         )
         options = {} if self.generator_size is None else {"generator_size": self.generator_size}
         return objective.model(config, **options)

@@ -173,7 +173,8 @@ def output(
     result = live.output_class(**fields)
     if switch(model, arguments, "return_dict") is not False:
         return result
-    if _takes_flag(type(model).forward, "return_dict") and "pooler_output" not in fields:
+    has_place = hasattr(live.output_class, "pooler_output") and "pooler_output" not in fields
+    if has_place and _takes_flag(type(model).forward, "return_dict"):
         # MPNet keeps the pooler's place in the tuple, and its heads take the states from behind it.
         return hidden, None, *result.to_tuple()[1:]
     return result.to_tuple()

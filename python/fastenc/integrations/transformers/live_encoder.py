@@ -26,6 +26,7 @@ from fastenc.integrations.transformers.lora import (
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.convolution import ConvolutionWeights
 from fastenc.nn.embeddings import EmbeddingSpec
 from fastenc.nn.frozen_weights import FrozenWeights
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
@@ -37,6 +38,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
 )
+from fastenc.nn.relative_positions import position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LINEARS = ("qkv", "attention_out", "up", "down")
+# Linear layers that only some families have.
+POSITIONS = ("position_key", "position_query")
 POOLER = "pooler"
 
 
@@ -80,7 +84,13 @@ class LiveLayer:
             down.bias,
             out_norm.weight,
             getattr(out_norm, "bias", None),
+            *(tensor for name in POSITIONS for tensor in self._parameters(name)),
         )
+
+    def _parameters(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias of a linear layer, None if the layer has no such module."""
+        (module,) = self.modules.get(name, (None,))
+        return (None, None) if module is None else (module.weight, module.bias)
 
     def dropout(self) -> LayerDropout:
         return self.dropouts
@@ -125,7 +135,7 @@ class Reading(NamedTuple):
         unsupported_reason: why the fused forward cannot run, so that the own forward must; or None.
         layers: one for each module that computes layers.
         modules: our name → module outside the layers, or None if the model does not have it.
-        embedding_dropout_p, final_dropout_p: dropout probabilities, 0 in evaluation.
+        embedding_dropout_p, final_dropout_p, convolution_dropout_p: dropout probabilities, 0 in evaluation.
         weighted: (module, shape of its weight in a new model) for each linear layer and norm.
     """
 
@@ -134,6 +144,7 @@ class Reading(NamedTuple):
     modules: Mapping[str, Any] = {}
     embedding_dropout_p: float = 0.0
     final_dropout_p: float = 0.0
+    convolution_dropout_p: float = 0.0
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
 
     def stack_modules(self, frozen: Sequence[Prepared] | None) -> StackModules:
@@ -148,6 +159,18 @@ class Reading(NamedTuple):
             self.final_dropout_p,
             [layer.recomputes() for layer in self.layers],
             frozen,
+            position_table(
+                self.modules.get("relative_positions"), self.modules.get("position_norm")
+            ),
+            self._convolution(),
+        )
+
+    def _convolution(self) -> ConvolutionWeights | None:
+        conv, norm = (self.modules.get(f"convolution.{name}") for name in ("conv", "norm"))
+        if conv is None or norm is None:
+            return None
+        return ConvolutionWeights(
+            conv.weight, conv.bias, norm.weight, norm.bias, self.convolution_dropout_p
         )
 
     def weight_difference(self) -> str | None:
@@ -175,7 +198,9 @@ class LiveEncoder:
         architecture = self.config.architecture
         self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
-            architecture.embedding_norm(self.config), architecture.embedding_scale(self.config)
+            architecture.embedding_norm(self.config),
+            architecture.embedding_scale(self.config),
+            architecture.projects_embeddings_first(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {
@@ -234,7 +259,8 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, "attention_norm", "out_norm")
+                for name in (*LINEARS, *POSITIONS, "attention_norm", "out_norm")
+                if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(
                 (*self._names[f"layers.{index}.qkv"], *self._names[f"layers.{index}.up"])
@@ -259,9 +285,16 @@ class LiveEncoder:
             model, "embeddings", self.architecture.embedding_dropout_p(self.config)
         )
         final = self._dropout_p(model, "final", self.architecture.final_dropout_p(self.config))
-        if 1.0 in (embeddings, final, *(p for layer in layers for p in layer.dropouts)):
+        convolution = self._dropout_p(model, "convolution", 0.0)
+        if 1.0 in (
+            embeddings,
+            final,
+            convolution,
+            *(p for layer in layers for p in layer.dropouts),
+        ):
             return Reading("a probability of dropout is 1")
-        return Reading(None, tuple(layers), outside, embeddings, final, self._weighted(model))
+        weighted = self._weighted(model)
+        return Reading(None, tuple(layers), outside, embeddings, final, convolution, weighted)
 
     def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
         weighted = []

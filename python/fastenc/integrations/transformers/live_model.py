@@ -69,7 +69,10 @@ def output_class(model: "PreTrainedModel") -> type:
             )
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
-        return type(_new(model, config).eval()(input_ids=ids))
+        new = _new(model, config).eval()
+        # It would read the ids' values, which do not exist on the meta device.
+        new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
+        return type(new(input_ids=ids))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

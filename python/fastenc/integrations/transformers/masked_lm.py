@@ -20,9 +20,9 @@ from fastenc.integrations.transformers.live_model import (
     weight_difference,
 )
 from fastenc.models.architectures import Architecture
+from fastenc.models.architectures.base import HeadSpec
 from fastenc.nn.layer import activate_plain
 from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
-from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
@@ -40,9 +40,8 @@ def is_masked_lm(model: "PreTrainedModel", architecture: Architecture) -> bool:
 class LiveHead:
     """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
 
-    def __init__(self, model: "PreTrainedModel", architecture: Architecture):
-        assert architecture.lm_head is not None  # is_masked_lm() has seen it
-        names = architecture.lm_head.names
+    def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
+        names = _head(live).names
         self._linears = [names[name] for name in ("dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
@@ -112,8 +111,9 @@ def forward(
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     hidden, decoder = packed.last, _module(model, live, "decoder")
-    tied = decoder.weight is reading.modules["embeddings.word"].weight
+    tied = decoder is None or decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.tied_weight if tied else decoder.weight
+    bias = _bias(model, live) if decoder is None else decoder.bias
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
@@ -124,11 +124,11 @@ def forward(
         transformed = _transform(model, live, hidden)
         max_labels = None if metadata is None else metadata.labelled
         loss = linear_masked_cross_entropy(
-            transformed, weight, decoder.bias, targets, max_labels=max_labels
+            transformed, weight, bias, targets, max_labels=max_labels
         )
         loss = _nan_without_labels(loss, targets)
     else:
-        logits = linear(_transform(model, live, hidden), weight, decoder.bias)
+        logits = linear(_transform(model, live, hidden), weight, bias)
         if targets is not None:
             loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
         logits = packed.padded(logits)
@@ -141,12 +141,8 @@ def forward(
 
 def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), or without the norm if the head has none."""
-    architecture, config = live.architecture, live.config
     dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
-    assert architecture.lm_head is not None  # is_masked_lm() has seen it
-    name = ACTIVATIONS[
-        architecture.head(config, architecture.lm_head).activation or config.activation
-    ]
+    name = _head(live).kernel_activation(live.config.activation)
     x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
     if norm is None:
         return x
@@ -154,9 +150,19 @@ def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> T
 
 
 def _module(model: "PreTrainedModel", live: LiveEncoder, name: str) -> Any:
-    assert live.architecture.lm_head is not None  # is_masked_lm() has seen it
-    path = live.architecture.lm_head.names.get(name)
+    path = _head(live).names.get(name)
     return None if path is None else model.get_submodule(path)
+
+
+def _bias(model: Any, live: LiveEncoder) -> Tensor:
+    """The bias of a head that has no decoder module."""
+    module, _, name = _head(live).names["bias"].rpartition(".")
+    return getattr(model.get_submodule(module), name)
+
+
+def _head(live: LiveEncoder) -> HeadSpec:
+    assert live.architecture.lm_head is not None  # is_masked_lm() has seen it
+    return live.architecture.head(live.config, live.architecture.lm_head)
 
 
 def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:

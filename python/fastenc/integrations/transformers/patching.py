@@ -124,7 +124,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     if has_head:
         state = _install(top, _masked_lm_forward)
         state.labelled_logits_only = labelled_logits_only
-        state.head = state.head or masked_lm.LiveHead(top, architecture)
+        state.head = state.head or masked_lm.LiveHead(top, encoder.__dict__[STATE].encoder)
     elif top is not encoder:
         _install(top, _task_forward)
     return model

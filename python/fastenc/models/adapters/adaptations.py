@@ -195,10 +195,10 @@ def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> No
 
 def _check_prefix(encoder: "Encoder") -> None:
     """Raise ValueError if attention depends on distances, which are not defined between a prefix and the tokens."""
-    if encoder.stack.relative_bias is not None or any(encoder.stack.rotary):
-        reason = "its attention depends on the distance between tokens"
-    elif any(spec.attention.window != (-1, -1) for spec in encoder.stack.layers):
+    if any(spec.attention.window != (-1, -1) for spec in encoder.stack.layers):
         reason = "its attention has a window"
+    elif encoder.stack.reads_distances:
+        reason = "its attention depends on the distance between tokens"
     elif len(encoder.layers) != len(encoder.stack.layers):
         reason = "its layers share their weights"
     else:

@@ -7,13 +7,15 @@ the path of its module. So one table of names is used for loading a file and for
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, Rule, check, shown
+from fastenc.nn.convolution import ConvolutionSpec
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
+from fastenc.nn.relative_positions import RelativePositionSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.nn.stack import StackSpec
 from fastenc.ops.activation import ACTIVATIONS
@@ -59,6 +61,15 @@ class Biases:
     embedding_norm: bool = True
 
 
+class PositionModules(NamedTuple):
+    """Rows of the table of relative positions (0: no table), whether it has a norm, and the terms ("c2p", "p2c") for
+    which a layer has a projection of its own."""
+
+    rows: int = 0
+    norm: bool = False
+    own_projections: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class HeadSpec:
     """A head: an optional dense layer Norm(act(x W + b)), and a last linear layer.
@@ -69,6 +80,7 @@ class HeadSpec:
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
         dropout_before: whether dropout precedes the dense layer.
+        dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
         pooler: whether the head reads the encoder's pooler instead of a token's vector.
     """
@@ -77,8 +89,14 @@ class HeadSpec:
     activation: str | None = "gelu"
     dense_bias: bool = True
     dropout_before: bool = False
+    dropout_before_p: float | None = None
     dropout_after: bool = True
     pooler: bool = False
+
+    def kernel_activation(self, default: str) -> str:
+        """The activation's name in the kernels, or "tanh". ``default``: the configuration's."""
+        name = self.activation or default
+        return ACTIVATIONS.get(name, name)
 
 
 class Architecture:
@@ -178,6 +196,10 @@ class Architecture:
             written[name] = config.max_positions + config.position_offset
         return written
 
+    def new_extra(self, max_positions: int) -> dict[str, Any]:
+        """The entries of a new model's config.json that are no fields of EncoderConfig."""
+        return {}
+
     def padding_row(self, pad_token_id: int) -> int:
         """The position table's row for padding, if positions count from the row after it."""
         return pad_token_id
@@ -193,6 +215,8 @@ class Architecture:
             tuple(self.rotary(config, i) for i in numbers),
             self.relative_bias(config),
             config.max_positions,
+            self.relative_positions(config),
+            self.convolution(config),
         )
 
     def layer(self, config: EncoderConfig, number: int) -> LayerSpec:
@@ -225,6 +249,18 @@ class Architecture:
         """The number of tables of relative biases: 0, 1 (shared by all layers), or one for each layer."""
         return 0 if self.relative_bias(config) is None else 1
 
+    def relative_positions(self, config: EncoderConfig) -> RelativePositionSpec | None:
+        """The table of relative positions that attention reads, or None."""
+        return None
+
+    def position_modules(self, config: EncoderConfig) -> PositionModules:
+        """The modules for relative positions that a checkpoint has, whether attention reads them or not."""
+        return PositionModules()
+
+    def convolution(self, config: EncoderConfig) -> ConvolutionSpec | None:
+        """The convolution after layer 0, or None."""
+        return None
+
     def first_norm(self, config: EncoderConfig) -> bool:
         """Whether the stack of layers begins with a norm."""
         return False
@@ -239,6 +275,10 @@ class Architecture:
     def embedding_projection(self, config: EncoderConfig) -> bool:
         """Whether a linear layer follows the embeddings."""
         return config.embedding_size != config.hidden_size
+
+    def projects_embeddings_first(self, config: EncoderConfig) -> bool:
+        """Whether the projection comes before the embeddings' norm, and has no bias."""
+        return False
 
     def embedding_scale(self, config: EncoderConfig) -> float:
         """Factor of the word embeddings."""

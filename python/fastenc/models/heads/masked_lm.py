@@ -13,7 +13,6 @@ from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import select_labelled
 from fastenc.packing import PackedBatch
@@ -51,14 +50,15 @@ class MaskedLMHead(nn.Module):
         self.norm = make_norm(
             NormSpec("layer", config.eps), width, architecture.biases(config).norm
         )
-        tied = config.extra.get("tie_word_embeddings", True)
+        # A head without a decoder reads the word embeddings, tied or not.
+        tied = config.extra.get("tie_word_embeddings", True) or "decoder" not in spec.names
         # In transformers the decoder's bias has two names. With an untied decoder, the one inside the decoder counts.
         decoder_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
         self.names = {**spec.names, **decoder_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         has_bias = architecture.decoder_bias(config)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if has_bias else None
-        self.activation = ACTIVATIONS[spec.activation or config.activation]
+        self.activation = spec.kernel_activation(config.activation)
 
     def transform(self, hidden: Tensor) -> Tensor:
         """LN(act(hidden W + b)): (rows, hidden_size) → (rows, embedding_size)."""

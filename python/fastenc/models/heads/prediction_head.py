@@ -1,6 +1,5 @@
 """The head of a classification model: a linear layer, and the layers that an architecture has before it."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -9,7 +8,6 @@ from fastenc.models.config import EncoderConfig
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import NormSpec
-from fastenc.ops.activation import ACTIVATIONS
 
 
 class PredictionHead(nn.ModuleDict):
@@ -29,7 +27,9 @@ class PredictionHead(nn.ModuleDict):
             )
         spec = config.architecture.head(config, spec)
         self.spec, self.dropout_p = spec, dropout_p
-        self.activation = ACTIVATIONS.get(spec.activation or config.activation, "tanh")
+        self.activation = spec.kernel_activation(config.activation)
+        p = spec.dropout_before_p
+        self.dropout_before_p = dropout_p if p is None else p
         width = config.hidden_size
         if "dense" in spec.names:
             self["dense"] = nn.Linear(width, width, bias=spec.dense_bias)
@@ -40,17 +40,13 @@ class PredictionHead(nn.ModuleDict):
 
     def forward(self, x: Tensor) -> Tensor:
         spec = self.spec
-        drop = lambda x: F.dropout(x, self.dropout_p, self.training)
+        drop = lambda x, p: F.dropout(x, p, self.training)
         if "dense" in self:
-            x = self["dense"](drop(x) if spec.dropout_before else x)
-            x = (
-                torch.tanh(x)
-                if self.activation == "tanh"
-                else activate_plain(x, None, self.activation)
-            )
+            x = self["dense"](drop(x, self.dropout_before_p) if spec.dropout_before else x)
+            x = activate_plain(x, None, self.activation)
         if "norm" in self:
             x = self["norm"](x)
-        return self["out"](drop(x) if spec.dropout_after else x)
+        return self["out"](drop(x, self.dropout_p) if spec.dropout_after else x)
 
     def names(self, prefix: str) -> dict[str, str]:
         """Name of a module in our model (with ``prefix``) → its name in the checkpoint."""

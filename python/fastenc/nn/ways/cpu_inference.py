@@ -8,7 +8,8 @@ the user's promise that they do not change. With few rows, each weight is read o
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer_call import LayerCall, PackedWeights
+from fastenc.nn.layer import project_positions, stacked_linear
+from fastenc.nn.layer_call import DISENTANGLED, LayerCall, PackedWeights
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     LayerSpec,
@@ -19,6 +20,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import (
     activation,
+    disentangled_attention,
     dispatch,
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
     gemm,
@@ -47,6 +49,7 @@ def pack(weights: LayerWeights) -> PackedWeights:
 # The features of a call that these ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    | DISENTANGLED
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -126,7 +129,9 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    if few_rows or _shares_sequences(x, inputs.max_seqlen):
+    if a.position_terms:
+        attended = _attend_disentangled(x, inputs, w, spec, packed)
+    elif few_rows or _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -198,5 +203,34 @@ def _attend(
         window_size=a.window,
         relative_bias=inputs.relative_bias,
         rotary=inputs.rotary,
+    )
+    return attended.flatten(1).float()
+
+
+def _attend_disentangled(
+    x: Tensor,
+    inputs: AttentionInputs,
+    w: LayerWeights,
+    spec: LayerSpec,
+    packed: PackedWeights | None,
+) -> Tensor:
+    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
+    assert inputs.relative_positions is not None  # the stack makes them for every such layer
+    if packed is not None:
+        bias = None if bias is None else bias.float()
+        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+    else:
+        qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
+    embeddings, slots = inputs.relative_positions
+    tables = project_positions(embeddings, w, a)
+    keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
+    attended = disentangled_attention(
+        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        slots,
+        position_keys=keys,
+        position_queries=queries,
+        softmax_scale=a.scale,
     )
     return attended.flatten(1).float()

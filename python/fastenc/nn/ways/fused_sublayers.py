@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer import drop, in_autocast_dtype
-from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
+from fastenc.nn.layer_call import DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -34,15 +34,18 @@ from fastenc.packing import check_cu_seqlens
 # The features of a call that these nodes compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    | DISENTANGLED
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down")}
+    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
 
 def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
     x, inputs = layer_call.state.x, layer_call.inputs
+    positions = inputs.relative_positions
     given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
+    given += () if positions is None else (positions.embeddings,)
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
     return mode_reason() or shape_reason(x, layer_call.spec)
@@ -69,8 +72,9 @@ def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
-    if dispatch.choose("attention", "auto", x) == "reference":
-        return f"there is no attention kernel for {x.dtype} on {x.device.type}"
+    op = "disentangled_attention" if spec.attention.position_terms else "attention"
+    if dispatch.choose(op, "auto", x) == "reference":
+        return f"there is no {op} kernel for {x.dtype} on {x.device.type}"
     return None
 
 
@@ -89,6 +93,13 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     )
     checks.check_device("encoder_layer", "cu_seqlens", inputs.cu_seqlens, x)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
+    keys = queries = None
+    if spec.attention.position_terms:
+        assert inputs.relative_positions is not None  # the stack makes them for every such layer
+        tables = project_positions(
+            inputs.relative_positions.embeddings, w, spec.attention, dropout.positions
+        )
+        keys, queries = (None if table is None else table.to(x.dtype) for table in tables)
     h = _Attention.apply(
         *_distinct(state),
         stack(w.qkv_weights),
@@ -98,6 +109,8 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
         w.attention_norm_weight,
         w.attention_norm_bias,
         inputs.relative_bias,
+        keys,
+        queries,
         inputs._replace(relative_bias=None),
         spec.attention,
         (spec.attention_norm, spec.pre_norm),
@@ -136,6 +149,32 @@ def _mask(x: Tensor, dropout_p: float, state: Tensor | None) -> tuple[Tensor | N
     return checks.mask_rng_state("encoder_layer", state, dropout_p, x), dropout_p
 
 
+def _attention_arguments(
+    inputs: AttentionInputs,
+    relative_bias: Tensor | None,
+    spec: AttentionSpec,
+    rng_state: Tensor | None,
+    dropout_p: float,
+) -> tuple[tuple[Tensor | None, ...], tuple]:
+    """The arguments of plain attention after q, k and v: the tensors, and the numbers."""
+    all_blocks, long_blocks = inputs.blocks or (None, None)
+    attention_call = self_attention_call(
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        scale=spec.scale,
+        dropout_p=dropout_p,
+        rng_state=rng_state,
+        relative_bias=None if relative_bias is None else relative_bias.float(),
+        rotary=inputs.rotary,
+        bounds=inputs.bounds,
+        all_blocks=all_blocks,
+        long_blocks=long_blocks,
+        window_left=spec.window[0],
+        window_right=spec.window[1],
+    )
+    return attention_call.tensors(), attention_call[TENSORS:]
+
+
 class _Attention(torch.autograd.Function):
     """Norm(residual + dropout(Attention(x) W_out + b_out)), and with pre-norm also the sum inside the norm.
 
@@ -154,6 +193,8 @@ class _Attention(torch.autograd.Function):
         norm_weight: Tensor,
         norm_bias: Tensor | None,
         relative_bias: Tensor | None,
+        position_keys: Tensor | None,
+        position_queries: Tensor | None,
         inputs: AttentionInputs,
         spec: AttentionSpec,
         norm: tuple[NormSpec, bool],
@@ -162,7 +203,7 @@ class _Attention(torch.autograd.Function):
     ):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
-        needs_attention = needs_x or needs_qkv or needs_qkv_bias or needs[8]
+        needs_attention = needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11])
         ctx.dtypes = _dtypes(qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias)
         if cast is not None:
             qkv_weight, qkv_bias, out_weight = (
@@ -174,24 +215,21 @@ class _Attention(torch.autograd.Function):
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
         qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
-        bias = None if relative_bias is None else relative_bias.float()
-        all_blocks, long_blocks = inputs.blocks or (None, None)
-        attention_call = self_attention_call(
-            inputs.cu_seqlens,
-            inputs.max_seqlen,
-            scale=spec.scale,
-            dropout_p=dropout_p,
-            rng_state=rng_state,
-            relative_bias=bias,
-            rotary=inputs.rotary,
-            bounds=inputs.bounds,
-            all_blocks=all_blocks,
-            long_blocks=long_blocks,
-            window_left=spec.window[0],
-            window_right=spec.window[1],
-        )
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        attended, lse = torch.ops.fastenc.attention_fwd(*qkv.unbind(1), *attention_call)
+        ctx.disentangled = bool(spec.position_terms)
+        tensors: tuple[Tensor | None, ...]
+        if ctx.disentangled:
+            assert inputs.relative_positions is not None  # run_fused_sublayers has read them
+            tensors = (position_keys, position_queries, inputs.relative_positions.slots)
+            tensors = (*tensors, inputs.cu_seqlens, rng_state)
+            numbers = (inputs.max_seqlen, dropout_p, spec.scale)
+            attend = torch.ops.fastenc.disentangled_attention_fwd
+        else:
+            tensors, numbers = _attention_arguments(
+                inputs, relative_bias, spec, rng_state, dropout_p
+            )
+            attend = torch.ops.fastenc.attention_fwd
+        attended, lse = attend(*qkv.unbind(1), *tensors, *numbers)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -207,10 +245,10 @@ class _Attention(torch.autograd.Function):
             qkv if needs_attention else None,
             attended if needs_out or needs_attention else None,
             lse if needs_attention else None,
-            *(attention_call.tensors() if needs_attention else ()),
+            *(tensors if needs_attention else ()),
             *saved,
         )
-        ctx.attention_call = attention_call.without_tensors() if needs_attention else None
+        ctx.tensors, ctx.numbers = len(tensors) if needs_attention else 0, numbers
         ctx.set_materialize_grads(False)
         return results
 
@@ -218,29 +256,29 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
-        of_call = 0 if ctx.attention_call is None else TENSORS
-        tensors, saved = rest[:of_call], rest[of_call:]
+        tensors, saved = rest[: ctx.tensors], rest[ctx.tensors :]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
         needs_relative_bias = needs[8]
         with _no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
+            dkeys = dqueries = None
             if needs_out:
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
-            if needs_x or needs_qkv or needs_qkv_bias or needs_relative_bias:
+            if needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11]):
                 dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
-                dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
-                    dattended,
-                    None,
-                    attended,
-                    lse,
-                    *qkv.unbind(1),
-                    *ctx.attention_call.with_tensors(tensors),
-                    True,
-                    needs_relative_bias,
-                    needs_qkv_bias,
-                )
+                arguments = (*qkv.unbind(1), *tensors, *ctx.numbers)
+                if ctx.disentangled:
+                    backward = torch.ops.fastenc.disentangled_attention_bwd
+                    dqkv, dkeys, dqueries, dbias = backward(
+                        dattended, lse, *arguments, needs_qkv_bias
+                    )
+                else:
+                    dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
+                        dattended, None, attended, lse, *arguments, True, needs_relative_bias,
+                        needs_qkv_bias,
+                    )  # fmt: skip
                 dqkv = dqkv.flatten(1)
                 if needs_qkv:
                     dqkv_weight = gemm(dqkv.t(), x, dtype=ctx.dtypes[0])
@@ -254,7 +292,9 @@ class _Attention(torch.autograd.Function):
         if not needs_relative_bias:
             drelative_bias = None
         (drelative_bias,) = _cast((drelative_bias,), (ctx.bias_dtype,))
-        return dx, dresidual if needs[1] else None, *weights, drelative_bias, *(None,) * 5
+        dkeys, dqueries = dkeys if needs[9] else None, dqueries if needs[10] else None
+        positions = drelative_bias, dkeys, dqueries
+        return dx, dresidual if needs[1] else None, *weights, *positions, *(None,) * 5
 
 
 class _FeedForward(torch.autograd.Function):
