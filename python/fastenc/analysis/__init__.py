@@ -3,7 +3,7 @@
 from fastenc.analysis.analogies import AnalogyScore, read_analogies, score_analogies
 from fastenc.analysis.analyze import analyze
 from fastenc.analysis.data_files import AnalysisData, find_data, labelled_words
-from fastenc.analysis.errors import TooFewData
+from fastenc.analysis.errors import TooFewData, UnknownAttention
 from fastenc.analysis.heads import HeadSummary, summarize_heads, visit_heads
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.mix import learn_mix
@@ -61,6 +61,7 @@ __all__ = [
     "StaticVectors",
     "TooFewData",
     "Tree",
+    "UnknownAttention",
     "analyze",
     "compare_analogies",
     "compare_neighbours",

@@ -15,7 +15,7 @@ from fastenc.analysis.data_files import (
     spread,
     train_and_test,
 )
-from fastenc.analysis.errors import TooFewData
+from fastenc.analysis.errors import NotMeasured
 from fastenc.analysis.figures import Figure, left_out
 from fastenc.analysis.relations import read_trees
 from fastenc.analysis.static_vectors import read_static_vectors
@@ -85,7 +85,7 @@ def analyze(
         for section in planned:
             try:
                 figures.append(section.make(section.title))
-            except TooFewData as problem:
+            except NotMeasured as problem:
                 figures.append(left_out(section.name, section.title, str(problem)))
             counter.add(1)
     return figures

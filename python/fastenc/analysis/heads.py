@@ -6,15 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastenc.analysis.errors import TooFewData
+from fastenc.analysis.errors import TooFewData, UnknownAttention
 from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.features import features_of
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
 from fastenc.ops import head_statistics, rotary
 from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
+
+# The features of attention that the statistics compute.
+TAKES = frozenset({"window"})
 
 
 def visit_heads(
@@ -33,8 +37,15 @@ def visit_heads(
         encoder: a :class:`fastenc.Encoder`.
         visit: function of the layer's number and a :class:`fastenc.ops.head_statistics.HeadStatistics`.
         targets, skip_ends: as in :func:`fastenc.ops.head_statistics`.
-    Raises: ValueError for an encoder with an adaptation that is not merged into its weights.
+    Raises: ValueError for an encoder with an adaptation that is not merged into its weights. UnknownAttention (a
+        ValueError) for DeBERTa's attention.
     """
+    unknown = frozenset[str]().union(*(features_of(s.attention) for s in encoder.stack.layers))
+    if unknown - TAKES:
+        raise UnknownAttention(
+            f"the statistics of heads do not compute {', '.join(sorted(unknown - TAKES))}, which this model's "
+            "attention has: read transformers' output_attentions"
+        )
     adapted = encoder.adapted
     if adapted.current is not None and not adapted.unmerged_weights:
         raise ValueError(
