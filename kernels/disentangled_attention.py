@@ -218,7 +218,7 @@ def _disentangled_record_kernel(
         k_base = head_rows(k_ptr, first, stride_token, head, stride_head)
         q = load_rows(q_base, offs_m, stride_token, mask_m, D, BLOCK_D)
         maxima = tl.full([BLOCK], float("-inf"), tl.float32)
-        found = tl.zeros([BLOCK], tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
         for start_n in tl.range(0, length, BLOCK):
             columns = start_n + tl.arange(0, BLOCK)
             k = load_rows(k_base, columns, stride_token, columns < length, D, BLOCK_D)
@@ -226,11 +226,11 @@ def _disentangled_record_kernel(
                 q, k, start_m, start_n, length, tables, scale, H, D, BLOCK_D, BLOCK, PRECISION
             )
             higher = tl.maximum(maxima, tl.max(s, 1))
-            found *= tl.math.exp2((maxima - higher) * LOG2_E)
-            found += tl.sum(tl.math.exp2((s - higher[:, None]) * LOG2_E), 1)
+            total *= tl.math.exp2((maxima - higher) * LOG2_E)
+            total += tl.sum(tl.math.exp2((s - higher[:, None]) * LOG2_E), 1)
             maxima = higher
         base = tl.where(large, maxima, base)
-        sums = tl.where(large, found, sums)
+        sums = tl.where(large, total, sums)
     rng = None
     if rng_ptr is not None:
         rng = load_rng(rng_ptr)
@@ -537,8 +537,10 @@ def _arguments(
     threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     longest = max(1, max_seqlen)
     rows = _rows_of_distances(slots, 1 - longest, 2 * longest - 1)
+    # An index keeps the order of the table's dimensions in memory.
     keys, queries = (
-        None if table is None else table[rows] for table in (position_keys, position_queries)
+        None if table is None else table[rows].contiguous()
+        for table in (position_keys, position_queries)
     )
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     heads, head_dim = q.shape[1:]

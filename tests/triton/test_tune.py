@@ -317,12 +317,13 @@ def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
 
 @pytest.mark.parametrize("dtype", tune.DTYPES.values(), ids=tune.DTYPES)
 def test_every_problem_can_be_made(monkeypatch, dtype):
-    for name in SMALL.keys() - {"attention_short"}:
+    expected = SMALL.keys() - {"attention_short"} | {"disentangled_attention"}
+    for name in expected:
         monkeypatch.setattr(f"benchmarks.bench_{name}.TOKENS", 512)
     monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     made = [make() for make in tune.problems(dtype)]
     in_two_bytes = {"linear_gelu"} if dtype == torch.float32 else set()
-    assert {m.op for m in made} == SMALL.keys() - {"attention_short"} - in_two_bytes
+    assert {m.op for m in made} == expected - in_two_bytes
     assert {m.inputs[0].dtype for m in made} == {dtype}
 
 

@@ -272,7 +272,7 @@ class _Attention(torch.autograd.Function):
                 if ctx.disentangled:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
                     dqkv, dkeys, dqueries, dbias = backward(
-                        dattended, lse, *arguments, needs_qkv_bias
+                        dattended, attended, lse, *arguments, needs_qkv_bias
                     )
                 else:
                     dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
