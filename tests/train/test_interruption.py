@@ -76,8 +76,10 @@ def test_a_second_signal_stops_at_once(tmp_path):
     def step(batches):
         real(batches)
         if trainer.step == 2:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(
+                2
+            ):  # Python runs the handler before each turn; in a row, two signals may be one
+                signal.raise_signal(signal.SIGINT)
 
     trainer._optimiser_step = step
     with pytest.raises(KeyboardInterrupt) as caught:
