@@ -30,6 +30,7 @@ from fastenc.kernels import launch
 from torch import Tensor
 
 from fastenc._base.files import write_atomically
+from fastenc.ops import library
 from fastenc.profiling import Ceilings, Work
 from fastenc.profiling.timing import KernelTimer, call_seconds, synchronize
 
@@ -52,6 +53,7 @@ LIBRARIES = (
     "cut-cross-entropy",
     "onnxruntime",
     "openvino",
+    "nncf",
     "numpy",
 )
 NOT_INSTALLED = "not installed"
@@ -71,6 +73,7 @@ def machine() -> dict:
         "device": torch.cuda.get_device_name() if ON_GPU else _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "int8_products": library._C.build_info()["int8_products"] if library.HAS_CPP else None,
         "python": platform.python_version(),
         "versions": versions,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),

@@ -2,6 +2,7 @@
 
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -52,25 +53,31 @@ def export_onnx(folder: Path, target: Path) -> Path:
 
 
 class OnnxRuntime:
-    """ONNX Runtime with its fused attention, skip-LayerNorm and bias-GELU operators."""
+    """ONNX Runtime, by default with its fused attention, skip-LayerNorm and bias-GELU operators.
 
-    def __init__(self, onnx_file: Path, heads: int, hidden: int, threads: int):
+    Args: quantised: names of the ops to quantise dynamically in 8 bits, None: all that it can; (): none.
+    """
+
+    def __init__(
+        self,
+        onnx_file: Path,
+        heads: int,
+        hidden: int,
+        threads: int,
+        *,
+        fused: bool = True,
+        quantised: tuple[str, ...] | None = (),
+    ):
         import onnxruntime
-        from onnxruntime.transformers import optimizer
 
-        fused = optimizer.optimize_model(
-            str(onnx_file), model_type="bert", num_heads=heads, hidden_size=hidden, opt_level=1
-        )
-        statistics = fused.get_fused_operator_statistics()
-        if not statistics["Attention"]:
-            raise RuntimeError(f"ONNX Runtime's optimizer did not fuse attention: {statistics}")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "fused.onnx")
-            fused.save_model_to_file(path)
+            path = _fused(onnx_file, heads, hidden, Path(folder)) if fused else onnx_file
+            if quantised != ():
+                path = _quantised(path, quantised, Path(folder))
             self.session = onnxruntime.InferenceSession(
-                path, options, providers=["CPUExecutionProvider"]
+                str(path), options, providers=["CPUExecutionProvider"]
             )
         self.names = {value.name for value in self.session.get_inputs()}
 
@@ -85,20 +92,60 @@ class OnnxRuntime:
         return self.session.run(None, feed)[0]
 
 
-class OpenVino:
-    """OpenVINO, compiled for latency on the given number of threads; precision "f32" or "bf16"."""
+def _fused(onnx_file: Path, heads: int, hidden: int, folder: Path) -> Path:
+    from onnxruntime.transformers import optimizer
 
-    def __init__(self, onnx_file: Path, threads: int, precision: str = "f32"):
+    fused = optimizer.optimize_model(
+        str(onnx_file), model_type="bert", num_heads=heads, hidden_size=hidden, opt_level=1
+    )
+    statistics = fused.get_fused_operator_statistics()
+    if not statistics["Attention"]:
+        raise RuntimeError(f"ONNX Runtime's optimizer did not fuse attention: {statistics}")
+    fused.save_model_to_file(str(folder / "fused.onnx"))
+    return folder / "fused.onnx"
+
+
+def _quantised(onnx_file: Path, ops: tuple[str, ...] | None, folder: Path) -> Path:
+    """Weights s8 with a scale for each column; rows u8, whose range is measured over the whole tensor in the call."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.registry import IntegerOpsRegistry
+
+    quantize_dynamic(
+        str(onnx_file),
+        str(folder / "int8.onnx"),
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+        op_types_to_quantize=list(IntegerOpsRegistry if ops is None else ops),
+        extra_options={"DefaultTensorType": 1},  # float: the fused ops have no shape inference
+    )
+    return folder / "int8.onnx"
+
+
+class OpenVino:
+    """OpenVINO, compiled for latency on the given number of threads; precision "f32" or "bf16".
+
+    Args: change: called with the model, returns the one that is compiled.
+    """
+
+    def __init__(
+        self,
+        onnx_file: Path,
+        threads: int,
+        precision: str = "f32",
+        change: Callable = lambda model: model,
+        **options: str,
+    ):
         import openvino
 
         core = openvino.Core()
         self.model = core.compile_model(
-            openvino.convert_model(str(onnx_file)),
+            change(openvino.convert_model(str(onnx_file))),
             "CPU",
             {
                 "INFERENCE_NUM_THREADS": threads,
                 "INFERENCE_PRECISION_HINT": precision,
                 "PERFORMANCE_HINT": "LATENCY",
+                **options,
             },
         )
 

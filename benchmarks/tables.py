@@ -1,8 +1,8 @@
 """Tables from the committed results: python -m benchmarks.tables [--check | --output FILE]
 
-Without an option it writes docs/benchmarks.md, and the tables between the markers of the README and of docs/with. With
---check, a difference is an error. --output writes only the tables, of the results below $FASTENC_RESULTS if that is
-set.
+Without an option it writes docs/benchmarks.md, and the tables between the markers of the README and of the guides.
+With --check, a difference is an error. --output writes only the tables, of the results below $FASTENC_RESULTS if that
+is set.
 """
 
 import argparse
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 LIBRARIES = ROOT / "docs" / "with"
 MEASURED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+GUIDE = ROOT / "docs" / "int8.md"
+IN_GUIDE = re.compile(r"(<!-- int8 -->\n).*?(<!-- /int8 -->)", re.DOTALL)
 MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
@@ -40,8 +42,11 @@ def picture(data: dict, name: str, text: str) -> str:
 
 def machine_line(machine: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-    return f"{machine['device']}, {threads}; {versions}; {machine['date']}."
+    return f"{machine['device']}, {threads_of(machine)}; {versions}; {machine['date']}."
+
+
+def threads_of(machine: dict) -> str:
+    return "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
 
 
 def grid(cases: dict, columns: dict[str, str], unit: str, form) -> str:
@@ -106,6 +111,52 @@ def encoder(data: dict) -> str:
         "The last row computes only the matrix products of the packed tokens. "
         + machine_line(data["machine"]),
         grid(data["cases"], columns, "speed-up", speedup),
+    )
+
+
+def int8(data: dict) -> str:
+    """Speed, then how near each provider's vectors are."""
+    speeds = {case: case for case in data["cases"] if case != "accuracy"}
+    lines = [
+        "| STS-B | Spearman | worst cosine | mean cosine |",
+        "|---|" + "---:|" * 3,
+    ]
+    for provider, row in data["cases"]["accuracy"].items():
+        cosines = "worst_cosine", "mean_cosine"
+        cells = (
+            [state(row)] * 3
+            if state(row)
+            else [f"{row['spearman']:.2f}", *(f"{row[name]:.4f}" for name in cosines)]
+        )
+        lines.append(f"| {provider} | {' | '.join(map(str, cells))} |")
+    return section(
+        "Inference in 8 bits: MiniLM (6 × 384) and BERT-base",
+        "FASTENC_DATA=... python -m benchmarks.run int8",
+        "Speed relative to Hugging Face sdpa in float32, with batches of 32 in the corpus's order; all others sort by "
+        "length. Below, Spearman's correlation with the scores of STS-B's 1,379 test pairs × 100, and cosines of the "
+        "2,758 texts' vectors with those of float32. OpenVINO's static ranges are measured on 300 texts of SST-2; "
+        "sentence-transformers' qint8 is its recipe for AVX512-VNNI. BERT-base has random weights. "
+        + machine_line(data["machine"]),
+        grid(data["cases"], speeds, "speed-up", speedup) + "\n\n" + "\n".join(lines),
+    )
+
+
+def int8_tasks(data: dict) -> str:
+    lines = ["| | metric | float32 | int8 | changed answers |", "|---|---|---:|---:|---:|"]
+    for case, rows in data["cases"].items():
+        exact, found = rows["float32"], rows["int8"]
+        if "changed" in found:
+            changed = f"{found['changed']:,} of {found['answers']:,}"
+        else:
+            changed = f"{found['answers']:,} scores, at most {found['largest_difference']:.3f} off"
+        scores = [f"{100 * row['score']:.2f}" for row in (exact, found)]
+        lines.append(f"| {case} | {exact['metric']} | {' | '.join(scores)} | {changed} |")
+    return section(
+        "Fine-tuned models in 8 bits: MiniLM",
+        "FASTENC_DATA=... python -m benchmarks.studies.int8_tasks",
+        "Fine-tuned in float32, then evaluated on test (SST-2: on dev) in float32 and in int8. Scores × 100. "
+        + machine_line(data["machine"]),
+        "\n".join(lines),
     )
 
 
@@ -449,6 +500,8 @@ def op_sections() -> dict[str, Callable[[dict], str]]:
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
     "encoder": encoder,
+    "int8": int8,
+    "int8_tasks": int8_tasks,
     **{
         f"models_{name}_{mode}": whole_model(name, mode)
         for name in MODELS
@@ -597,6 +650,60 @@ def families() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+# What multiplies 8 bits on a processor, as machine() names it → such processors.
+INT8_PRODUCTS = {
+    "AVX512-VNNI": "AVX512-VNNI (AMD since Zen 4, Intel since Cascade Lake)",
+    "AVX-VNNI": "AVX-VNNI (Intel since Alder Lake)",
+    "AMX": "AMX (Intel since Sapphire Rapids)",
+}
+INT8_PEERS = {
+    "Hugging Face sdpa, float32, sorted": SORTED,
+    "fastenc float32, frozen": "fastenc float32, frozen",
+    "fastenc bfloat16, frozen": "fastenc bf16, frozen",
+    "OpenVINO int8, the fastest of its ways": "OpenVINO int8",
+    "ONNX Runtime int8": "ONNX Runtime int8",
+    "sentence-transformers' qint8": "sentence-transformers' qint8",
+}
+
+
+def int8_by_processor() -> str:
+    """The guide's table: a row for each workload and peer, a column for each device; then what was not measured."""
+    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    found = [data for device in devices if (data := load(device, "int8"))]
+    measured = {data["machine"]["int8_products"] for data in found}
+    missing = [title for name, title in INT8_PRODUCTS.items() if name not in measured]
+    not_measured = f"Not measured yet: {'; '.join(missing)}." if missing else ""
+    if not found:
+        return f"{not_measured}\n"
+    machines = [data["machine"] for data in found]
+    names = [f"{m['device']}, {m['int8_products']}, {threads_of(m)}" for m in machines]
+    lines = [f"| int8 is so many times as fast as | {' | '.join(names)} |"]
+    lines.append("|---|" + "---:|" * len(names))
+    for case in dict.fromkeys(name for data in found for name in data["cases"]):
+        if case == "accuracy":
+            continue
+        model = "" if case.startswith("BERT-base") else "MiniLM, "
+        lines.append(f"| **{model}{case}** |" + " |" * len(names))
+        for title, begin in INT8_PEERS.items():
+            cells = [_times_as_fast(data["cases"].get(case, {}), begin) for data in found]
+            if set(cells) != {"–"}:
+                lines.append(f"| {title} | {' | '.join(cells)} |")
+    score = lambda data, name: f"{data['cases']['accuracy'][name]['spearman']:.2f}"
+    pairs = [
+        f"{score(data, 'fastenc int8')} of {score(data, 'Hugging Face sdpa')}" for data in found
+    ]
+    lines.append(f"| MiniLM on STS-B, Spearman × 100: int8 of float32 | {' | '.join(pairs)} |")
+    return "\n".join([*lines, "", not_measured]).rstrip() + "\n"
+
+
+def _times_as_fast(rows: dict, begin: str) -> str:
+    """How many times as fast int8 is as the fastest of the peers whose names begin so."""
+    timed = {name: row["median_ms"] for name, row in rows.items() if "median_ms" in row}
+    peers = [time for name, time in timed.items() if name.startswith(begin)]
+    ours = timed.get("fastenc int8")
+    return f"{min(peers) / ours:.2f}×" if peers and ours else "–"
+
+
 # page in docs/with: how the names of its cases begin
 CASES_OF = {
     "transformers": ("Trainer", "pipeline"),
@@ -644,6 +751,10 @@ def main() -> int:
     wanted = {
         README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
         PAGE: HEAD + tables(),
+        GUIDE: IN_GUIDE.sub(
+            lambda match: match[1] + int8_by_processor() + match[2],
+            GUIDE.read_text(encoding="utf-8"),
+        ),
     }
     for path in sorted(LIBRARIES.glob("*.md")):
         wanted[path] = MEASURED.sub(

@@ -58,4 +58,14 @@ FASTENC_FOR_EACH_ISA(
     void attention_forward(const Attention&, bool bf16, const AttentionTask&, float* scratch);
     void attention_backward(const Attention&, bool bf16, const AttentionTask&, float* scratch);)
 
+#if FASTENC_X86
+// The forward of float q, k and v with products of bfloat16, where has_bf16_dot_products(); without dropout and lse.
+namespace avx512 {
+void attention_bf16(const Attention&, const AttentionTask&, float* scratch);
+}  // namespace avx512
+
+// Floats of scratch that one task needs.
+int64_t attention_bf16_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);
+#endif
+
 }  // namespace fastenc

@@ -2,8 +2,8 @@
 
 #include <deque>
 
+#include "layer_arguments.h"
 #include "scratch.h"
-#include "sequences.h"
 #include "weights.h"
 
 namespace fastenc {
@@ -75,48 +75,24 @@ const void* checked_rows(const char* op, const Tensor& x, ScalarType dtype) {
   return x.const_data_ptr();
 }
 
-const float* checked_vector(
-    const char* op, const FloatVector& values, const std::optional<Tensor>& given, int64_t width) {
-  STD_TORCH_CHECK(
-      !given || given->numel() == width, op, ": a vector must have ", width, " elements, got ",
-      given ? given->numel() : 0);
-  return values.data();
-}
-
 Tensor attention(
     Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,
     int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
     std::optional<Tensor> rotary, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
   const auto* x_rows = checked_rows(kAttention, x, x.scalar_type());
-  STD_TORCH_CHECK(
-      num_heads > 0 && head_dim > 0 && head_dim % 16 == 0, kAttention, ": head_dim must be a multiple of 16");
-  const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim, sequences = cu_seqlens.numel() - 1;
-  cu_seqlens = as_contiguous(cu_seqlens);
+  const LayerAttentionTerms given(
+      kAttention, x.size(0), cu_seqlens, max_seqlen, num_heads, head_dim, scale, relative_bias, rotary, window_left,
+      window_right);
+  const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim, sequences = given.sequences;
   const FloatVector bias(qkv_bias);
   checked_vector(kAttention, bias, qkv_bias, columns);
   LayerWeights weights(kAttention, packed, few_rows);
   weights.reserve(columns, x.size(1));
   LayerAttention layer{};
   layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
-  layer.terms.num_heads = num_heads;
-  layer.terms.head_dim = head_dim;
-  layer.terms.scale = static_cast<float>(scale);
-  layer.terms.window_left = std::min(window_left, rows);
-  layer.terms.window_right = std::min(window_right, rows);
-  const FloatVector relative_values(relative_bias);
-  STD_TORCH_CHECK(
-      !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads),
-      kAttention, ": relative_bias must be (num_heads, 2 * R + 1)");
-  layer.terms.relative_bias = relative_values.data();
-  const FloatVector rotary_values(rotary);
-  STD_TORCH_CHECK(
-      !rotary || (rotary->dim() == 2 && rotary->size(0) >= max_seqlen && rotary->size(1) <= head_dim),
-      kAttention, ": rotary must be (positions, rotary_dim)");
-  layer.terms.rotary = rotary_values.data();
-  layer.terms.rotary_dim = rotary ? rotary->size(1) : 0;
-  layer.terms.relative_radius = relative_bias ? relative_bias->size(1) / 2 : 0;
-  layer.offsets = checked_offsets(kAttention, cu_seqlens, rows, max_seqlen);
+  layer.terms = given.terms;
+  layer.offsets = given.offsets;
   layer.bf16 = is_bfloat16(x);
   Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());

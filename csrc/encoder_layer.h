@@ -44,16 +44,16 @@ struct LayerAfterAttention {
 // The norm of a block of rows, in place. `added` is added to the rows first; `sum`, or null, gets the rows after that.
 // Static, because every instruction set compiles a copy.
 static inline LayerNormForward norm_in_place(
-    const LayerAfterAttention& l, const LayerNormTerms& terms, float* block, const float* added, float* sum) {
+    const LayerNormTerms& terms, int64_t width, bool rms, float* block, const float* added, float* sum) {
   LayerNormForward norm{};
   norm.x = norm.y = block;
   norm.residual = added;
   norm.h = sum;
   norm.weight = terms.weight;
   norm.bias = terms.bias;
-  norm.width = l.down.columns;
+  norm.width = width;
   norm.eps = terms.eps;
-  norm.rms = l.rms;
+  norm.rms = rms;
   return norm;
 }
 

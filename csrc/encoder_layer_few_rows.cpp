@@ -78,7 +78,7 @@ void layer_after_attention_few_rows(
   float *sums = h + count, *widened = sums + count, *out = widened + count, *up = out + count;
   if (!layer.bf16) out = static_cast<float*>(y);
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
-    const LayerNormForward norm = norm_in_place(layer, terms, block, added, sum);
+    const LayerNormForward norm = norm_in_place(terms, hidden, layer.rms, block, added, sum);
     torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
       float* scratch = thread_scratch(2 * ((hidden + 127) / 128 * 128));
       FASTENC_CALL(layer_norm_forward, norm, false, begin, end, scratch);

@@ -24,23 +24,27 @@ bool runs_here(Isa isa) {
   return isa == Isa::baseline;
 }
 
-bool has_avx512_bf16() {
-#if FASTENC_X86
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-#else
-  return false;
-#endif
-}
+// Leaf 7 of CPUID.
+struct Extensions {
+  bool avx512_vnni = false, avx_vnni = false, avx512_bf16 = false, amx_bf16 = false, amx_int8 = false;
+};
 
-bool has_amx_bf16() {
+Extensions extensions() {
+  Extensions found;
 #if FASTENC_X86
   unsigned a, b, c, d;
-  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bf16) && (d & tile);
-#else
-  return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    const bool tile = d >> 24 & 1;
+    found.avx512_vnni = c >> 11 & 1;
+    found.amx_bf16 = tile && (d >> 22 & 1);
+    found.amx_int8 = tile && (d >> 25 & 1);
+  }
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    found.avx_vnni = a >> 4 & 1;
+    found.avx512_bf16 = a >> 5 & 1;
+  }
 #endif
+  return found;
 }
 
 // Linux lets a process use AMX tiles only after it asked: they enlarge the state that is saved for each thread.
@@ -113,17 +117,32 @@ bool is_intel() {
 
 bool has_bf16_units() {
   if (std::getenv("FASTENC_ISA")) return false;  // a forced set stands for a processor without bfloat16 units
-  return runs_here(Isa::avx512) && (has_amx_bf16() || has_avx512_bf16());
+  return runs_here(Isa::avx512) && (extensions().amx_bf16 || extensions().avx512_bf16);
 }
 
 bool has_bf16_dot_products() {
-  static const bool usable = has_bf16_units() && has_avx512_bf16();
+  static const bool usable = has_bf16_units() && extensions().avx512_bf16;
   return usable && isa() == Isa::avx512;
 }
 
 bool has_bf16_tiles() {
-  static const bool usable = has_bf16_units() && has_amx_bf16() && may_use_tiles();
+  static const bool usable = has_bf16_units() && extensions().amx_bf16 && may_use_tiles();
   return usable && isa() == Isa::avx512;
+}
+
+bool has_int8_dot_products() {
+  static const Extensions found = extensions();
+  return (isa() == Isa::avx512 && found.avx512_vnni) || (isa() == Isa::avx2 && found.avx_vnni);
+}
+
+bool has_int8_tiles() {
+  static const bool usable = extensions().avx512_vnni && extensions().amx_int8 && may_use_tiles();
+  return usable && isa() == Isa::avx512;
+}
+
+const char* int8_instructions() {
+  if (!has_int8_dot_products()) return nullptr;
+  return has_int8_tiles() ? "AMX" : isa() == Isa::avx512 ? "AVX512-VNNI" : "AVX-VNNI";
 }
 
 }  // namespace fastenc

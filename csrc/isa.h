@@ -20,6 +20,12 @@ bool has_bf16_units();
 bool has_bf16_dot_products();
 // Whether it can use AMX for bfloat16, which the operating system must grant.
 bool has_bf16_tiles();
+// Whether the chosen set has products of 8 bits: AVX512-VNNI or AVX-VNNI.
+bool has_int8_dot_products();
+// Whether it can use AMX for them.
+bool has_int8_tiles();
+// "AMX", "AVX512-VNNI", "AVX-VNNI" or null.
+const char* int8_instructions();
 
 }  // namespace fastenc
 

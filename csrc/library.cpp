@@ -30,6 +30,8 @@ PYBIND11_MODULE(_C, m) {
 #endif
         info["intel_processor"] = fastenc::is_intel();
         info["bfloat16_units"] = fastenc::has_bf16_units();
+        info["bfloat16_dot_products"] = fastenc::has_bf16_dot_products();
+        info["int8_products"] = fastenc::int8_instructions();
         info["usable_instruction_sets"] = fastenc::usable_isas();
         info["instruction_set"] = fastenc::isa_name(fastenc::isa());
         return info;

@@ -210,8 +210,8 @@ def store_record(record_ptr, log_sum, base, second, rng, head, rows, indices, va
     zero = second * 0
     one, two = zero, zero
     if rng is not None:
-        found = row_keys(rng, head, rows)
-        one, two = found[0].to(tl.int32, bitcast=True), found[1].to(tl.int32, bitcast=True)
+        mask_key = row_keys(rng, head, rows)
+        one, two = mask_key[0].to(tl.int32, bitcast=True), mask_key[1].to(tl.int32, bitcast=True)
     even = tl.join(tl.join(log_sum, one), tl.join(base, zero))
     odd = tl.join(tl.join(second, two), tl.join(zero, zero))
     words = tl.reshape(tl.join(even, odd), [valid.shape[0], RECORD])

@@ -314,14 +314,14 @@ def _add_long_kernel(
         )
         sums = tl.zeros([ROWS, BLOCK], tl.float32)
         turn = window + 1 + tl.arange(0, ROWS)
-        found = ROWS
-        while found == ROWS:
+        matches = ROWS
+        while matches == ROWS:
             near = turn * WINDOW < count
             same = near & (tl.load(ids_ptr + turn * WINDOW, mask=near, other=-1) == token_id)
             address = partial_ptr + (2 * turn).to(tl.int64)[:, None] * WIDTH + column[None, :]
             mask = same[:, None] & (column < WIDTH)[None, :]
             sums += tl.load(address, mask=mask, other=0.0)
-            found = tl.sum(same.to(tl.int32))
+            matches = tl.sum(same.to(tl.int32))
             turn += ROWS
         _add_row(table_ptr, token_id + offset, id_sum + tl.sum(sums, 0), column, WIDTH)
 

@@ -89,8 +89,8 @@ class Tunable:
         return self._chosen(name, like.dtype, arguments, tuple(further_keys.items()))
 
     def _choose(self, name: str, dtype: torch.dtype, arguments: tuple, further_keys: tuple) -> dict:
-        found = table(name).get((self.op, self._key(dtype, arguments, further_keys)))
-        return self.rule(*arguments) if found is None else found
+        tuned = table(name).get((self.op, self._key(dtype, arguments, further_keys)))
+        return self.rule(*arguments) if tuned is None else tuned
 
     def _key(self, dtype: torch.dtype, arguments: tuple, further_keys: tuple) -> Key:
         named = dict(zip(self.names, arguments, strict=True)) | dict(further_keys)

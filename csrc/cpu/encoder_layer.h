@@ -100,7 +100,7 @@ void layer_after_attention(
   float* norm_scratch = out + (l.bf16 ? count : 0);
   if (!l.bf16) out = (float*)y + start;
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
-    layer_norm_forward_rows<float>(norm_in_place(l, terms, block, added, sum), 0, rows, norm_scratch);
+    layer_norm_forward_rows<float>(norm_in_place(terms, hidden, l.rms, block, added, sum), 0, rows, norm_scratch);
   };
   fill_with_bias(l.attention_out.bias, hidden, h, hidden, rows);
   add_product(attended, width, l.attention_out, 0, width, 0, hidden, h, hidden, rows, l.up.weight);

@@ -35,11 +35,11 @@ FASTENC_INLINE int32_t head_strongest(const float* values, int64_t begin, int64_
   }
   const float top = maximum(highest);
   int32_t first = (int32_t)begin;
-  bool found = false;
+  bool has_first = false;
   for (int lane = 0; lane < kLanes; ++lane)
-    if (highest[lane] == top && (!found || best[lane] < first)) {
+    if (highest[lane] == top && (!has_first || best[lane] < first)) {
       first = best[lane];
-      found = true;
+      has_first = true;
     }
   return first;
 }

@@ -66,19 +66,25 @@ FASTENC_INLINE Tiles tiles_of(int64_t rows, int64_t vectors) {
   return tiles_of_rows<kTileVectors, kTransposed>(rows);
 }
 
-// C (rows x columns) = or += A B for at most kPanel columns, a multiple of kLanes. The tiles share the rows evenly:
-// 20 rows are 4 x 5, not 3 x 6 and a nearly empty one.
+// Calls run(count, tile_rows, first) for tiles that share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and a nearly empty
+// one. Some may have one row more than the others.
+template <class Run>
+FASTENC_INLINE void share_rows(int64_t rows, Run run) {
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows, fewer = rows / tiles, higher = rows % tiles;
+  if (higher) run(higher, fewer + 1, 0);
+  run(tiles - higher, fewer, higher * (fewer + 1));
+}
+
+// C (rows x columns) = or += A B for at most kPanel columns, a multiple of kLanes.
 template <bool kTransposed = false>
 static void multiply_panel(
     const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t rows, int64_t columns,
     int64_t depth, bool add, const float* ahead = nullptr) {
-  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-  const int64_t fewer = rows / tiles, higher = rows % tiles;  // `higher` tiles have one row more
-  const int64_t vectors = columns / kLanes, split = higher * (fewer + 1);
-  if (higher) tiles_of<kTransposed>(fewer + 1, vectors)(higher, a, lda, b, ldb, depth, c, ldc, add, ahead);
-  tiles_of<kTransposed>(fewer, vectors)(
-      tiles - higher, a + split * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + split * ldc, ldc, add,
-      ahead ? ahead + higher * kLanes : ahead);
+  share_rows(rows, [&](int64_t count, int64_t tile_rows, int64_t first) {
+    tiles_of<kTransposed>(tile_rows, columns / kLanes)(
+        count, a + first * (kTransposed ? 1 : lda), lda, b, ldb, depth, c + first * ldc, ldc, add, ahead);
+    if (ahead) ahead += count * kLanes;
+  });
 }
 
 FASTENC_INLINE int64_t panel_width(int64_t columns_left) { return columns_left < kPanel ? columns_left : kPanel; }
@@ -89,7 +95,7 @@ FASTENC_INLINE const float* panel_at(const float* packed, int64_t depth, int64_t
 }
 
 // Every row of C becomes the bias, or 0 without one.
-static void fill_with_bias(const float* bias, int64_t columns, float* c, int64_t ldc, int64_t rows) {
+static inline void fill_with_bias(const float* bias, int64_t columns, float* c, int64_t ldc, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row) {
     if (bias)
       __builtin_memcpy(c + row * ldc, bias, columns * sizeof(float));

@@ -10,7 +10,7 @@ from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def freeze(model: Model) -> Model:
+def freeze(model: Model, *, dtype: str | None = None) -> Model:
     """Prepare the weights for the kernels once, on the promise that they do not change. Returns the model.
 
     Without this, inference on a CPU packs the layers' weights for the kernels in every call. On other devices it stacks
@@ -19,14 +19,28 @@ def freeze(model: Model) -> Model:
     it. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and ``load_state_dict`` unfreeze
     the model.
 
+    With ``dtype="int8"`` the copies are in 8 bits, and so are the operands of the layers' matrix products on a CPU. A
+    weight w and the rows x that it multiplies become
+
+        w = scale_w q_w, q_w in -127..127, scale_w for each output;
+        x = low + scale_x q_x, q_x in 0..255, low and scale_x for each row and group of at most 384 columns, measured
+        in the call.
+
+    Everything between the products is computed as before, attention in bfloat16 on AMD's processors with AVX512-BF16.
+    A text's vector does not depend on the batch or the number of threads. The model keeps its float32 weights;
+    ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
+
     Args:
         model: an encoder or a model with an encoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
-    Raises: ValueError in training mode, and for a model that is neither.
+        dtype: None, the weights' own, or "int8". int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX.
+    Raises: ValueError in training mode, for a model that is neither, and for an unknown dtype. For "int8" also on
+        another processor or a GPU, for weights that are not float32 or not finite, widths that are no multiples of 16,
+        and LoRA that is not merged.
     """
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
     for owner, frozen in _frozen_weights(model):
-        frozen.freeze(owner)
+        frozen.freeze(owner, dtype)
     return model
 
 

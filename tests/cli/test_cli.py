@@ -262,7 +262,7 @@ def test_info_measures_errors_against_float64(monkeypatch):
     few = partial(info.numerics_report, cases=[case for case in CASES if "pool" in case.op])
     monkeypatch.setattr(info, "numerics_report", few)
     text = run("info", "--numerics")
-    for words in ("Largest error against float64", "segment_pool mean", "segment_pool max", "kept"):
+    for words in ("Largest error against float64", "segment_pool", "segment_pool max", "kept"):
         assert words in text
     assert "broken" not in text
 
@@ -563,9 +563,16 @@ def test_long_document_errors(folder, pretrained, reviews, tmp_path, capsys):
 
 def test_info_says_how_each_layer_of_a_model_runs(tmp_path):
     model("bert").save_pretrained(tmp_path / "bert")
-    ways = info.ways_of_layers(tmp_path / "bert")
+    encoder = Encoder.from_pretrained(tmp_path / "bert")
+    ways = info.ways_of_layers(encoder)
     assert set(ways) == {"inference", "training"}
     (inference,), (training,) = (rows.values() for rows in ways.values())
     assert "not fused sublayers: gradients are off" in inference
     assert training.split(";")[0] in ("fused sublayers", "single ops")
     assert list(ways["inference"]) == ["0 to 1"]
+    ((numbers, line),) = info.layers_in_8_bits(encoder).items()
+    assert numbers == "0 to 1"
+    assert line == "in 8 bits" or "multiplies 8 bits" in line
+    model("bert", intermediate_size=40).save_pretrained(tmp_path / "narrow")
+    narrow = info.layers_in_8_bits(Encoder.from_pretrained(tmp_path / "narrow"))
+    assert narrow == {"0 to 1": "not: widths must be multiples of 16"}

@@ -7,14 +7,24 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.models import Encoder
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import OUTPUTS, embed_file
 
 # Options that have no effect on the vectors of the other kind.
-OF_TEXTS = ("text", "store_as", "pooling", "normalize", "quoting", "resume")
+OF_TEXTS = (
+    "text",
+    "store_as",
+    "pooling",
+    "normalize",
+    "prompt",
+    "prompt_name",
+    "truncate_dim",
+    "quoting",
+    "resume",
+)
 OF_WORDS = ("layers", "combine", "subwords")
 
 
@@ -52,6 +62,11 @@ class Embed(Command):
     normalize: bool | None = option(
         None, "Scale vectors to length 1. Default: as the checkpoint says, else yes."
     )
+    prompt: str | None = option(None, 'Text to put before each text, such as "query: ".')
+    prompt_name: str | None = option(None, "Name of one of the checkpoint's prompts.")
+    truncate_dim: int | None = option(
+        None, "Keep the first dimensions only, for models that were trained so (Matryoshka)."
+    )
     words: bool = option(False, "Compute a vector for each word instead of each text.")
     layers: tuple[int, ...] = option(
         (),
@@ -66,6 +81,7 @@ class Embed(Command):
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
+    dtype: str = option("float32", DTYPE)
     quoting: str | None = option(None, QUOTING)
     resume: bool = option(False, "Continue an unfinished run after what it has kept.")
 
@@ -76,7 +92,7 @@ class Embed(Command):
         check_suffix(self.output, OUTPUTS)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
-        model = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        model = self._model()
         written = embed_file(
             model,
             self.inputs,
@@ -89,6 +105,9 @@ class Embed(Command):
             quoting=self.quoting,
             pooling=self.pooling,
             normalize=self.normalize,
+            prompt=self.prompt,
+            prompt_name=self.prompt_name,
+            truncate_dim=self.truncate_dim,
         )
         ids = f", ids in {written.ids}" if written.ids else ""
         print(f"{written.number} vectors of {written.width} numbers in {self.output}{ids}")
@@ -103,11 +122,15 @@ class Embed(Command):
                     f"--{name.replace('_', '-')} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
                 )
 
+    def _model(self) -> Encoder:
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        return Encoder.from_pretrained(self.model, dtype=dtype).to(device)
+
     def _embed_words(self) -> None:
         check_suffix(self.output, (".npy",))
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
-        model = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        model = self._model()
         vectors = model.embed_words(
             sentences,
             layers=self.layers or None,

@@ -7,7 +7,15 @@ from typing import Any
 
 from fastenc._base.options import argument, option, options_listed_by
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named, format_metrics, write
+from fastenc.cli.outputs import (
+    DEVICE,
+    DTYPE,
+    check_suffix,
+    device_named,
+    dtype_named,
+    format_metrics,
+    write,
+)
 from fastenc.cli.task_options import all_task_options
 from fastenc.tasks import task_of_model
 from fastenc.tasks.registry import columns_for
@@ -35,14 +43,15 @@ class Evaluate(Command):
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
+    dtype: str = option("float32", DTYPE)
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
     def run(self) -> None:
         if self.output is not None:
             check_suffix(self.output, (".json",))
-        device = device_named(self.device)
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
-        model = task.load(self.model).to(device)
+        model = task.load(self.model, dtype=dtype).to(device)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with columns_for(self.model):

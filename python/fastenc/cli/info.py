@@ -53,8 +53,10 @@ class Info(Command):
 
     def run(self) -> None:
         if self.model is not None:
-            for mode, rows in ways_of_layers(self.model).items():
+            encoder = Encoder.from_pretrained(self.model)
+            for mode, rows in ways_of_layers(encoder).items():
                 _print(_table(f"Layers in {mode}, 512 tokens", rows))
+            _print(_table("Layers with --dtype int8", layers_in_8_bits(encoder)))
             return
         for title, rows in (
             ("Here", here()),
@@ -74,25 +76,39 @@ class Info(Command):
             raise SystemExit(1)
 
 
-def ways_of_layers(folder: Path) -> dict[str, dict[str, str]]:
+def ways_of_layers(encoder: Encoder) -> dict[str, dict[str, str]]:
     """{mode: {layers: how they are computed, and why not in each faster way}}."""
-    encoder = Encoder.from_pretrained(folder)
     with torch.no_grad():
-        inference = encoder.layer_ways()
+        inference = encoder.eval().layer_ways()
     training = encoder.train().layer_ways()
-    return {"inference": _by_layers(inference), "training": _by_layers(training)}
+    return {
+        mode: _by_layers([_way(reasons) for reasons in layers])
+        for mode, layers in (("inference", inference), ("training", training))
+    }
 
 
-def _by_layers(layers: Sequence[Mapping[str, str | None]]) -> dict[str, str]:
+def layers_in_8_bits(encoder: Encoder) -> dict[str, str]:
+    """{layers: whether their products can be in 8 bits, or why not}."""
+    reasons = encoder.int8_reasons()
+    of_layers = (reasons[index] for index in encoder.stack.module_of_layer)
+    return _by_layers(["in 8 bits" if each is None else f"not: {each}" for each in of_layers])
+
+
+def _way(reasons: Mapping[str, str | None]) -> str:
+    """How a layer is computed, and why not in each way before."""
+    taken = next(way for way, reason in reasons.items() if reason is None)
+    skipped = [f"not {way}: {reason}" for way, reason in reasons.items() if reason is not None]
+    # The ways after the one that is taken are not checked.
+    return "; ".join([taken, *skipped[: list(reasons).index(taken)]])
+
+
+def _by_layers(lines: Sequence[str]) -> dict[str, str]:
+    """{layers: their line}: neighbours with the same line in one row."""
     rows, first = {}, 0
-    for reasons, group in groupby(layers):
+    for line, group in groupby(lines):
         count = len(list(group))
-        taken = next(way for way, reason in reasons.items() if reason is None)
-        skipped = [f"not {way}: {reason}" for way, reason in reasons.items() if reason is not None]
-        # The ways after the one that is taken are not checked.
-        before = skipped[: list(reasons).index(taken)]
         numbers = f"{first}" if count == 1 else f"{first} to {first + count - 1}"
-        rows[numbers] = "; ".join([taken, *before])
+        rows[numbers] = line
         first += count
     return rows
 
@@ -133,6 +149,7 @@ def here() -> dict[str, str]:
         "GPUs": ", ".join(gpus) or "none",
         "float32 products on the CPU": "fastenc" if cpp_product_is_faster() else "PyTorch",
         "bfloat16 matrix units": _bfloat16(),
+        "int8 products": _int8(),
     }
 
 
@@ -180,6 +197,12 @@ def _bfloat16() -> str:
         speed = "as fast as float32 or slower: prefer" if slow else "twice as fast as"
         return f"AVX-512 BF16 (products about {speed} float32)"
     return "none: prefer float32"
+
+
+def _int8() -> str:
+    if not library.HAS_CPP:
+        return "none: the extension is not compiled"
+    return library._C.build_info()["int8_products"] or "none: --dtype int8 needs VNNI or AMX"
 
 
 def _version(name: str) -> str:

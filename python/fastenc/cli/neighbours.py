@@ -13,7 +13,7 @@ from fastenc.analysis.neighbours import (
 )
 from fastenc.analysis.static_vectors import read_static_vectors
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, device_named
+from fastenc.cli.outputs import DEVICE, DTYPE, device_named, dtype_named
 from fastenc.data.columns import read_words
 from fastenc.models import Encoder
 
@@ -40,15 +40,17 @@ class Neighbours(Command):
     occurrences: int = option(10, "Number of sentences with the word that are shown.")
     layer: int = option(-1, "Layer of the contextual vectors; -1 is the last.")
     device: str | None = option(None, DEVICE)
+    dtype: str = option("float32", DTYPE)
 
     def run(self) -> None:
         for name in ("count", "occurrences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
         sentences = [each.words for each in read_words(self.inputs).sentences]
         occurrences = find_occurrences(sentences, self.word, self.occurrences)
         static = None if self.static is None else read_static_vectors(self.static)
-        encoder = Encoder.from_pretrained(self.model).to(device_named(self.device))
+        encoder = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
         layers = (self.layer,)
         vectors = isolated_vectors(encoder, sentences, layers) if static is None else static
         for use in compare_neighbours(encoder, occurrences, sentences, vectors, self.count, layers):

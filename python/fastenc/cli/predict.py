@@ -8,7 +8,7 @@ from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, option, options_listed_by
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, check_suffix, device_named
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named
 from fastenc.cli.task_options import prediction_options
 from fastenc.tasks import predict_file, task_of_model
 from fastenc.tasks.registry import columns_for
@@ -46,11 +46,12 @@ class Predict(Command):
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
+    dtype: str = option("float32", DTYPE)
     resume: bool = option(False, "Continue an unfinished run after what it has kept.")
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:
-        device = device_named(self.device)
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         to_stdout, from_stdin = str(self.output) == "-", self.inputs == "-"
         if self.resume and (to_stdout or from_stdin):
@@ -59,7 +60,7 @@ class Predict(Command):
             )
         if not to_stdout:
             check_suffix(self.output, task.outputs)
-        model = task.load(self.model).to(device)
+        model = task.load(self.model, dtype=dtype).to(device)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with tempfile.TemporaryDirectory() as folder:

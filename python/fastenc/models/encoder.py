@@ -22,7 +22,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.convolution import Convolution
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
-from fastenc.nn.frozen_weights import FrozenWeights
+from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
@@ -125,9 +125,8 @@ class EncoderLayer(nn.Module):
         dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        return run_layer(
-            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
-        )
+        weights = self.weights() if prepared.weights is None else prepared.weights
+        return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
 class Encoder(PretrainedModel):
@@ -283,11 +282,23 @@ class Encoder(PretrainedModel):
         return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack_modules())
 
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
-        """(weights, description) of every module of ``layers``."""
+        """(weights, description) of every module of ``layers``.
+
+        Raises: ValueError if the model was loaded with ``dtype="int8"``.
+        """
+        self.frozen.require_weights("this call")
         return [
             (layer.weights(), self.stack.of_module(i))
             for i, layer in enumerate(self._modules_of_layers())
         ]
+
+    def layer_adaptations(self) -> list[LayerAdaptation | None]:
+        """What is added to every module of ``layers``, or None."""
+        return [layer.adapted() for layer in self._modules_of_layers()]
+
+    def int8_reasons(self) -> list[str | None]:
+        """For every module of ``layers`` why ``fastenc.freeze(model, dtype="int8")`` cannot take it, or None."""
+        return int8_reasons(self)
 
     def _modules_of_layers(self) -> list[EncoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]

@@ -14,6 +14,7 @@ from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
+from fastenc.nn.frozen_weights import INT8, FrozenWeights
 from fastenc.nn.scalar_mix import ScalarMix
 from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
 
@@ -62,9 +63,33 @@ class PretrainedModel(nn.Module):
     @property
     def positions(self) -> int:
         """The largest number of tokens of a sequence."""
-        encoder: Any = self._modules.get("encoder", self)
-        adapted = getattr(encoder, "adapted", None)
+        adapted = getattr(self._encoder(), "adapted", None)
         return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
+
+    def _encoder(self) -> Any:
+        return self._modules.get("encoder", self)
+
+    def _frozen(self) -> FrozenWeights | None:
+        return getattr(self._encoder(), "frozen", None)
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether the encoder's layers are frozen in int8 (:func:`fastenc.freeze`)."""
+        frozen = self._frozen()
+        return frozen is not None and frozen.in_8_bits
+
+    # Both ask before a module is changed, not when the encoder's turn comes.
+    def train(self: Model, mode: bool = True) -> Model:
+        frozen = self._frozen()
+        if mode and frozen is not None:
+            frozen.require_weights("train()")
+        return super().train(mode)
+
+    def _apply(self, fn, recurse: bool = True):
+        frozen = self._frozen()
+        if frozen is not None:
+            frozen.check_move(fn)
+        return super()._apply(fn, recurse)
 
     def own_tokenizer(self) -> TokenizerLike:
         """The model's tokenizer. Raises: ValueError for a model without one."""
@@ -88,7 +113,7 @@ class PretrainedModel(nn.Module):
         cls: type[Model],
         path_or_hub_id: str | Path,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         layer_mix: bool | None = None,
         **options,
     ) -> Model:
@@ -96,14 +121,19 @@ class PretrainedModel(nn.Module):
 
         Args:
             path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
-            dtype: dtype of the model's parameters.
+            dtype: dtype of the model's parameters, or "int8": float32, with the layers' weights in 8 bits only, as
+                :func:`fastenc.freeze` makes them. Such a model computes on a CPU without gradients; it cannot be
+                trained or saved.
             layer_mix: whether the head reads a learned mix of all states (:class:`fastenc.nn.ScalarMix`) or the last
                 state only. None: as the checkpoint says.
             options: arguments of the model's constructor that override the checkpoint's, such as ``num_labels``.
         A head that is not in the checkpoint is initialised; a missing weight of the encoder is an error.
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a weight of a wrong
-            shape, or a checkpoint that was fine-tuned for another task or other labels.
+            shape, a checkpoint that was fine-tuned for another task or other labels, or a dtype that there is not. For
+            "int8" also what :func:`fastenc.freeze` says.
         """
+        if not isinstance(dtype, torch.dtype) and dtype != INT8:
+            raise ValueError(f'dtype must be a torch.dtype or "int8", got {dtype!r}')
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         if layer_mix is not None:
@@ -111,11 +141,17 @@ class PretrainedModel(nn.Module):
         cls.check_task(folder, values)
         if architecture_of(values) == cls.architecture:
             check_labels(folder, values, options)
+        plain = dtype if isinstance(dtype, torch.dtype) else torch.float32
         if (folder / checkpoint.ADAPTER_CONFIG).exists():
-            model = adapter_checkpoint.load(cls, folder, values, dtype, options)
+            model = adapter_checkpoint.load(cls, folder, values, plain, options)
         else:
-            model = cls._load(folder, values, dtype, options)
+            model = cls._load(folder, values, plain, options)
         model.read_beside(folder)
+        if dtype == INT8:
+            frozen = model._frozen()
+            if frozen is None:
+                raise ValueError(f"int8 is for models with one encoder, got {cls.__name__}")
+            frozen.replace_weights(model._encoder(), model._encoder().layers)
         return model
 
     @classmethod

@@ -123,9 +123,9 @@ class AdamW(torch.optim.AdamW):
             raise ValueError(
                 "this AdamW takes a learning rate that is a number, got a tensor: use torch.optim.AdamW"
             )
-        found: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
-        self._init_group(group, *found)
-        parameters, gradients, means, squares, _, steps = found
+        state: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+        self._init_group(group, *state)
+        parameters, gradients, means, squares, _, steps = state
         for tensor in (*parameters, *means, *squares):
             if not _is_plain(tensor):
                 raise ValueError(

@@ -1,6 +1,6 @@
 """Copies of weights, packed or stacked for the kernels once, on the promise that the weights do not change."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -9,9 +9,12 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
-from fastenc.nn.ways.cpu_inference import pack, packing_reason, weights_reason
+from fastenc.nn.ways import cpu_inference, int8_inference
+
+INT8 = "int8"
 
 # Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
 # do not see them.
@@ -26,22 +29,71 @@ class WeightsOwner(Protocol):
     def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]:
         """(weights, description) of every module that computes layers."""
 
+    def layer_adaptations(self) -> Sequence[LayerAdaptation | None]:
+        """What is added to each of these modules (PEFT's LoRA, :mod:`fastenc.adapt`), or None."""
+
 
 class FrozenWeights(nn.Module):
     """The frozen layers of one encoder; without any, the encoder computes with its weights.
 
     They are dropped by all that may change the weights: ``train()``, a call with gradients, moving to another device or
     dtype, loading a state dict. A copy of the model does not have them.
+
+    They may be all that a model has of its layers' weights (:meth:`replace_weights`). Then nothing drops them, and what
+    needs the weights is an error.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._layers: list[Prepared] | None = None
+        self._replaces_weights = False
 
-    def freeze(self, owner: WeightsOwner) -> None:
-        self._layers = frozen_layers(owner)
+    def freeze(self, owner: WeightsOwner, dtype: str | None = None) -> None:
+        """Make the copies, in 8 bits if ``dtype`` is "int8".
+
+        Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
+        """
+        self._layers = frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype)
+
+    @property
+    def in_8_bits(self) -> bool:
+        return any(layer.int8 is not None for layer in self._layers or ())
+
+    def replace_weights(self, owner: WeightsOwner, layers: Iterable[nn.Module]) -> None:
+        """Freeze in 8 bits, and drop the weights of the layers' linear modules.
+
+        Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
+        """
+        quantised = quantised_layers(owner, INT8)
+        linears = (m for layer in layers for m in layer.children() if isinstance(m, nn.Linear))
+        for linear in linears:
+            # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
+            without_values = torch.empty_like(linear.weight, device="meta")
+            del linear.weight
+            linear.weight = without_values
+        self._layers = [
+            each._replace(weights=weights)
+            for each, (weights, _) in zip(quantised, owner.layer_weights(), strict=True)
+        ]
+        self._replaces_weights = True
+
+    def require_weights(self, what: str) -> None:
+        """Raises: ValueError if these copies are all that the model has of its layers' weights."""
+        if self._replaces_weights:
+            raise ValueError(
+                f'{what} needs the weights in float32, this model was loaded with dtype="int8" and has them in 8 bits '
+                "only: load it without dtype"
+            )
+
+    def check_move(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Raises: ValueError if ``fn``, applied to every tensor of the model, would end computing in 8 bits."""
+        if self._replaces_weights:
+            moved = fn(torch.empty(0))
+            if moved.device.type != "cpu" or moved.dtype != torch.float32:
+                self.require_weights(f"moving to {moved.device.type} and {moved.dtype}")
 
     def drop(self) -> None:
+        self.require_weights("unfreeze")
         self._layers = None
 
     def drop_in_call_with_gradients(self) -> None:
@@ -50,12 +102,15 @@ class FrozenWeights(nn.Module):
         Every call of the encoder must come here, whichever forward runs.
         """
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            self.require_weights("a call with gradients (without torch.no_grad())")
             self.drop()
 
     def current(self) -> list[Prepared] | None:
         """The frozen layers that this call may use, one for each module that computes layers; None: none."""
         self.drop_in_call_with_gradients()
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or (
+            torch.compiler.is_compiling() and not self._replaces_weights
+        ):
             return None
         of_call = (_during_call.get() or {}).get(id(self))
         return self._layers if of_call is None else of_call
@@ -78,32 +133,89 @@ class FrozenWeights(nn.Module):
 
     def train(self, mode: bool = True) -> "FrozenWeights":
         if mode:
+            self.require_weights("train()")
             self.drop()
         return super().train(mode)
 
     def _apply(self, fn, recurse: bool = True):
-        self.drop()
+        self.check_move(fn)
+        if not self._replaces_weights:
+            self.drop()
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.require_weights("load_state_dict")
         self.drop()
         super()._load_from_state_dict(*arguments, **options)
+
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self.require_weights("state_dict")
+        super()._save_to_state_dict(*arguments, **options)
 
     def __deepcopy__(self, memo: dict) -> "FrozenWeights":
         copy = FrozenWeights()
         copy.training = self.training
+        if self._replaces_weights:
+            copy._layers, copy._replaces_weights = self._layers, True
         return copy
 
     def __reduce__(self):
-        return FrozenWeights, ()
+        return (_replacing, (self._layers,)) if self._replaces_weights else (FrozenWeights, ())
+
+
+def _replacing(layers: list[Prepared]) -> FrozenWeights:
+    frozen = FrozenWeights()
+    frozen._layers, frozen._replaces_weights = layers, True
+    return frozen.eval()
 
 
 def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
         return [
-            Prepared(stacked=stacked(weights))
-            if weights_reason(weights, spec) or packing_reason(weights)
-            else Prepared(packed=pack(weights))
+            Prepared(weights, stacked=stacked(weights))
+            if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights)
+            else Prepared(weights, packed=cpu_inference.pack(weights))
             for weights, spec in owner.layer_weights()
         ]
+
+
+def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
+    """The weights of every layer in 8 bits.
+
+    Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits.
+    """
+    if dtype != INT8:
+        raise ValueError(f'the dtype of frozen weights must be "int8" or None, got {dtype!r}')
+    layers = owner.layer_weights()
+    for number, reason in enumerate(int8_reasons(owner)):
+        if reason is not None:
+            raise ValueError(
+                f"layer {number} of the model cannot run in int8: {reason}: leave out dtype"
+            )
+    with torch.no_grad():
+        for number, (weights, _) in enumerate(layers):
+            for tensor in weights.tensors():
+                if not tensor.isfinite().all():
+                    raise ValueError(
+                        f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
+                        f"in layer {number}: load other weights"
+                    )
+        return [
+            Prepared(weights, int8=int8_inference.pack(weights, spec)) for weights, spec in layers
+        ]
+
+
+def int8_reasons(owner: WeightsOwner) -> list[str | None]:
+    """For each module that computes layers: why it cannot run in 8 bits, or None."""
+    return [
+        int8_inference.weights_reason(weights, spec)
+        or (
+            None
+            if added is None
+            else "it has LoRA or another adaptation that is not merged into its weights"
+        )
+        for (weights, spec), added in zip(
+            owner.layer_weights(), owner.layer_adaptations(), strict=True
+        )
+    ]

@@ -34,16 +34,36 @@ class PackedWeights(NamedTuple):
     down: Tensor
 
 
+class Int8Weights(NamedTuple):
+    """A layer's weights, each packed by :func:`fastenc.ops.int8_products.pack_int8`.
+
+    Fields:
+        gate: of a gated ``up`` the half that is not activated, or None.
+        bf16_attention: whether attention multiplies bfloat16.
+    """
+
+    qkv: Tensor
+    attention_out: Tensor
+    up: Tensor
+    gate: Tensor | None
+    down: Tensor
+    bf16_attention: bool
+
+
 class Prepared(NamedTuple):
     """Copies of a layer's weights in the forms that the ways read; a form that was not made is None.
 
     Fields:
+        weights: the layer's weights themselves as they were then, so that a frozen layer does not look them up again.
         packed: for CPU inference.
+        int8: for CPU inference in 8 bits.
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
     """
 
+    weights: LayerWeights | None = None
     packed: PackedWeights | None = None
+    int8: Int8Weights | None = None
     stacked: LayerWeights | None = None
     cast: CastWeights | None = None
 

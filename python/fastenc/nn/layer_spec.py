@@ -212,6 +212,8 @@ def stack(tensors: tuple[Tensor, ...]) -> Tensor:
 
 def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...]) -> Tensor | None:
     """The concatenated biases of stacked weights, 0 for a weight without bias; None if no weight has one."""
+    if len(biases) == 1:
+        return biases[0]
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)

@@ -1,6 +1,7 @@
 """One vector per sequence from packed token vectors."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,11 +27,13 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     """
     if pooling not in MODES:
         raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
-    if debug.may_read(cu_seqlens) and bool((cu_seqlens.diff() == 0).any()):
-        raise ValueError(
-            "an empty sequence has nothing to pool, got one at index "
-            f"{int((cu_seqlens.diff() == 0).nonzero()[0])}: leave it out of the batch"
-        )
+    if debug.may_read(cu_seqlens):
+        bounds = pairwise(cu_seqlens.tolist())
+        empty = next((index for index, (begin, end) in enumerate(bounds) if begin == end), None)
+        if empty is not None:
+            raise ValueError(
+                f"an empty sequence has nothing to pool, got one at index {empty}: leave it out of the batch"
+            )
     return segment_pool(hidden, cu_seqlens, pooling)
 
 

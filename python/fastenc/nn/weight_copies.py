@@ -46,11 +46,11 @@ def keep(parameter: Tensor, copy: Tensor) -> None:
 
 def current(parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The parameter's copy in this dtype, if the parameter has not changed since the copy was written."""
-    found = _copies.get(parameter)
-    if found is None or found.tensor.dtype != dtype:
+    copy = _copies.get(parameter)
+    if copy is None or copy.tensor.dtype != dtype:
         return None
-    unchanged = found.address == parameter.data_ptr() and found.version == parameter._version
-    return found.tensor if unchanged else None
+    unchanged = copy.address == parameter.data_ptr() and copy.version == parameter._version
+    return copy.tensor if unchanged else None
 
 
 def written(parameters: Sequence[Tensor], copies: Sequence[Tensor | None]) -> None:

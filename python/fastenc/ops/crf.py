@@ -337,10 +337,10 @@ def _plain_marginals(emissions, start, end, transitions, cu_seqlens) -> Tensor:
 # Several paths can have one score, which alone is compared.
 declare_case(crf_log_likelihood, _likelihood_inputs, _plain_likelihood)
 declare_case(crf_marginals, lambda size, draw: _scores(size, draw, draw.constant), _plain_marginals)
-declare_case(crf_decode, _decoded_inputs, None, result=lambda found: found[1])
+declare_case(crf_decode, _decoded_inputs, None, result=lambda paths: paths[1])
 declare_case(
     crf_decode_nbest,
     lambda size, draw: {**_scores(size, draw, draw.constant), "n": draw.choice(3, 1, 2, 5)},
     None,
-    result=lambda found: found[1],
+    result=lambda paths: paths[1],
 )

@@ -457,5 +457,5 @@ declare_case(
     tied_embedding_layer_norm,
     _case_inputs,
     lambda word, **rest: torch.cat([_plain(word=word, **rest), word.square()]),
-    result=lambda found: torch.cat([found[0].reshape(-1, found[1].shape[1]), found[1].square()]),
+    result=lambda both: torch.cat([both[0].reshape(-1, both[1].shape[1]), both[1].square()]),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 import fastenc.ops  # noqa: F401  (defines the ops)
-from fastenc.ops import encoder_layer, gemm  # noqa: F401
+from fastenc.ops import encoder_layer, gemm, int8_products  # noqa: F401
 
 # {argument's name: value} of a call → FLOPs.
 Formula = Callable[[dict[str, Any]], float]
@@ -74,7 +74,8 @@ def _layer_attention(a: dict[str, Any]) -> float:
 
 
 def _layer_after_attention(a: dict[str, Any]) -> float:
-    hidden, ups = a["residual"].shape[1], 2 if a["gated"] else 1
+    gated = a["gated"] if "gated" in a else a["gate"] is not None
+    hidden, ups = a["residual"].shape[1], 2 if gated else 1
     return 2 * hidden * (a["attended"].numel() + (ups + 1) * a["inner"] * len(a["residual"]))
 
 
@@ -87,6 +88,9 @@ FORMULAS: dict[str, Formula] = {
     "gemm_packed": lambda a: 2 * a["a"].numel() * a["columns"],
     "encoder_layer_attention": _layer_attention,
     "encoder_layer_after_attention": _layer_after_attention,
+    "int8_linear": lambda a: 2 * a["x"].numel() * a["columns"],
+    "int8_layer_attention": _layer_attention,
+    "int8_layer_after_attention": _layer_after_attention,
 }
 
 

@@ -199,9 +199,9 @@ def _plain(q, k, cu_seqlens, window_size, relative_bias, **options: Any) -> Tens
     return torch.cat(statistics)
 
 
-def _stacked(found: HeadStatistics) -> Tensor:
+def _stacked(statistics: HeadStatistics) -> Tensor:
     """But "target", which is empty, and "strongest": of equal probabilities any may be the strongest."""
-    return torch.stack(found[:7], -1)
+    return torch.stack(statistics[:7], -1)
 
 
 declare_case(head_statistics, _case_inputs, _plain, result=_stacked)

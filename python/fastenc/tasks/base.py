@@ -169,18 +169,24 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
                 f"{self.max_length}: give less"
             )
 
-    def load(self, name: str | Path, train: Data | None = None) -> Model:
+    def load(
+        self,
+        name: str | Path,
+        train: Data | None = None,
+        dtype: torch.dtype | str = torch.float32,
+    ) -> Model:
         """The model of a checkpoint.
 
         Args:
             name: folder, or name on the hub.
             train: training set for which a new head is made; None: the checkpoint's head is loaded.
+            dtype: as :meth:`fastenc.Encoder.from_pretrained` takes it.
         Raises: ValueError for a checkpoint of another task, or without a tokenizer.
         """
         options: dict[str, Any] = {} if train is None else {**self.model_options(train)}
         if self.layers == MIX:
             options["layer_mix"] = True
-        model = self.model_class.from_pretrained(name, **options)
+        model = self.model_class.from_pretrained(name, dtype=dtype, **options)
         if model.tokenizer is None:
             raise ValueError(
                 f"{name} must have a tokenizer.json, got none: add the tokenizer that it was trained with"

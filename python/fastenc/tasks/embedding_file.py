@@ -82,10 +82,19 @@ def embed_file(
         )
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
-    width = encoder.config.hidden_size
+    if options.get("precision", "float32") != "float32":
+        raise ValueError(
+            f"precision must be float32 in a file, whose parts have other ranges, got {options['precision']!r}: give "
+            "the stored vectors to quantize_vectors"
+        )
+    width = options.get("truncate_dim") or encoder.config.hidden_size
     table = ParquetTable(width, store_as) if output.suffix == ".parquet" else None
     settings = {
-        "model": [model_name, file_stamp(Path(model_name), output.name) if model_name else []],
+        "model": [
+            model_name,
+            file_stamp(Path(model_name), output.name) if model_name else [],
+            *(["int8"] if encoder.in_8_bits else []),
+        ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "options": [text, quoting, store_as, batch_size, options],
     }

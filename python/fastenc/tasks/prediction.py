@@ -48,7 +48,11 @@ def predict_file(
             f"the output must not be the input, got {output} for both: give another file"
         )
     settings = {
-        "model": [model_name, file_stamp(Path(model_name), output.name) if model_name else []],
+        "model": [
+            model_name,
+            file_stamp(Path(model_name), output.name) if model_name else [],
+            *(["int8"] if model.in_8_bits else []),
+        ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "task": [task.name, asdict(task)],
         "part": PART,

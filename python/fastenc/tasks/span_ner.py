@@ -234,10 +234,10 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
         return [select_entities(row, nested=nested) for row in candidates]
 
 
-def _row(each: Sentence, found: list[FoundEntity]) -> dict[str, object]:
+def _row(each: Sentence, predicted: list[FoundEntity]) -> dict[str, object]:
     """A sentence as a JSON row. An entity has the characters [start, end) and the words [first_word, end_word)."""
     entities = []
-    for (entity_type, first, stop), probability, _ in found:
+    for (entity_type, first, stop), probability, _ in predicted:
         start, end = each.starts[first], each.starts[stop - 1] + len(each.words[stop - 1])
         entities.append(
             {

@@ -124,9 +124,8 @@ class LiveLayer:
         dropout: LayerDropout,
         prepared: Prepared = NOT_PREPARED,
     ) -> LayerState:
-        return run_layer(
-            LayerCall(state, inputs, self.weights(), spec, dropout, self.adapted(), prepared)
-        )
+        weights = self.weights() if prepared.weights is None else prepared.weights
+        return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
 class Reading(NamedTuple):
@@ -350,16 +349,23 @@ class FrozenOwner:
 
         Raises: ValueError if the model cannot run the fused forward.
         """
-        live, reading = self._live, self._live.read(self._model)
+        return [
+            (layer.weights(), self._live.stack.of_module(index))
+            for index, layer in enumerate(self._layers())
+        ]
+
+    def layer_adaptations(self) -> list[LayerAdaptation | None]:
+        """What PEFT adds to each of them, or None."""
+        return [layer.adapted() for layer in self._layers()]
+
+    def _layers(self) -> tuple[LiveLayer, ...]:
+        reading = self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
-        return [
-            (layer.weights(), live.stack.of_module(index))
-            for index, layer in enumerate(reading.layers)
-        ]
+        return reading.layers
 
 
 def architecture_of(base: Any) -> Architecture | None:

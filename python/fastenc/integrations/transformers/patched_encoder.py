@@ -90,6 +90,9 @@ class PatchedEncoder(Encoder):
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         return FrozenOwner(self.model, self.live).layer_weights()
 
+    def layer_adaptations(self) -> list[LayerAdaptation | None]:
+        return FrozenOwner(self.model, self.live).layer_adaptations()
+
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if getattr(self.model, "pooler", None) is None or not batch.num_sequences:
             return None

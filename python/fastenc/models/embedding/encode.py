@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
 from fastenc.models.embedding.encoder_like import EncoderLike
+from fastenc.models.embedding.quantization import check_precision, check_texts, quantize_vectors
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
@@ -23,6 +24,10 @@ def encode(
     batch_size: int = 32,
     pooling: str | None = None,
     normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    truncate_dim: int | None = None,
+    precision: str = "float32",
     show_progress: bool | None = None,
     convert_to_numpy: bool = False,
 ) -> Any:
@@ -37,12 +42,20 @@ def encode(
         batch_size: texts per batch. Batches have texts of similar length; the result is in the given order.
         pooling: "mean", "cls" or "max" over a text's tokens with the special tokens, or "last-four", the mean over
             tokens and the last four layers. None: the checkpoint's pooling (``encoder.sentence``), else "mean".
-        normalize: scale each vector to Euclidean length 1. None: as the checkpoint says, else True.
+        normalize: scale each vector to Euclidean length 1, after ``truncate_dim``. None: as the checkpoint says, before
+            ``truncate_dim`` as in sentence-transformers, else True.
+        prompt: put before each text, such as "query: ".
+        prompt_name: the name of one of the checkpoint's prompts, in place of ``prompt``.
+        truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka); None: all.
+        precision: "float32": the vectors as they are; "int8", "uint8", "binary" or "ubinary": see
+            :func:`fastenc.models.embedding.quantization.quantize_vectors`, with the ranges of these texts.
         show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
-        convert_to_numpy: return a float32 numpy array.
-    Returns: (len(texts), hidden_size), or (hidden_size,) for one text, in the model's dtype on its device.
-    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, or a batch_size
-        below 1.
+        convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
+    Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
+        hidden_size, ``truncate_dim`` or that of the precision.
+    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, prompt name or
+        precision, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt if the checkpoint pools
+        without the prompt's tokens.
     """
     if encoder.tokenizer is None:
         raise ValueError(
@@ -51,8 +64,15 @@ def encode(
         )
     settings = encoder.sentence or SentenceSettings()
     pooling = settings.pooling if pooling is None else pooling
-    normalize = settings.normalize if normalize is None else normalize
+    normalizes_before = settings.normalize if normalize is None else False
     check_pooling(pooling, encoder.config.num_layers)
+    check_precision(precision)
+    width = encoder.config.hidden_size
+    if truncate_dim is not None and not 1 <= truncate_dim <= width:
+        raise ValueError(
+            f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
+        )
+    prompt = settings.prompt_of(prompt, prompt_name)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     single = isinstance(texts, str)
@@ -65,22 +85,29 @@ def encode(
                 f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
                 f"{text[character]!r}, at character {character} of text {index}: remove it"
             )
-    ids = tokenize(listed, encoder.tokenizer, encoder.max_tokens)
+    check_texts(precision, len(listed))
+    ids = tokenize([prompt + text for text in listed], encoder.tokenizer, encoder.max_tokens)
     batches = length_sorted_batches([len(each) for each in ids], batch_size)
     if show_progress is None and len(batches) <= 10:
         show_progress = False
     weight = encoder.embeddings.word.weight
-    vectors = [weight.new_empty((0, encoder.config.hidden_size))]
+    vectors = [weight.new_empty((0, width))[:, :truncate_dim]]
     with without_dropout(), encoder.frozen.during_call(encoder, calls=len(batches)):
         for chosen in progress_bar(batches, "encode", "batch", show_progress):
             batch = pack_sequences([ids[index] for index in chosen]).to(weight.device)
             pooled = encoder.pooled_vectors(batch, pooling)
+            pooled = F.normalize(pooled, dim=1) if normalizes_before else pooled
+            pooled = pooled[:, :truncate_dim]
             vectors.append(F.normalize(pooled, dim=1) if normalize else pooled)
     order = [index for chosen in batches for index in chosen]
     given_order = torch.tensor(order, dtype=torch.long).argsort()
     result = torch.cat(vectors).index_select(0, send(given_order, weight.device))
+    if precision == "float32":
+        result = result.float() if convert_to_numpy else result
+    else:
+        result = quantize_vectors(result, precision)
     result = result[0] if single else result
-    return result.float().cpu().numpy() if convert_to_numpy else result
+    return result.cpu().numpy() if convert_to_numpy else result
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -1,14 +1,13 @@
 """What the functions from texts to vectors need of an encoder."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import SentenceSettings
-from fastenc.nn.frozen_weights import FrozenWeights
-from fastenc.nn.layer_spec import LayerSpec, LayerWeights
+from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
 from fastenc.packing import PackedBatch
 from fastenc.text.tokenizers import TokenizerLike
 
@@ -18,7 +17,7 @@ class EmbeddingsLike(Protocol):
     def word(self) -> nn.Embedding: ...
 
 
-class EncoderLike(Protocol):
+class EncoderLike(WeightsOwner, Protocol):
     """:class:`fastenc.Encoder`, which imports these functions and therefore cannot be imported by them."""
 
     training: bool
@@ -43,8 +42,6 @@ class EncoderLike(Protocol):
     def own_tokenizer(self) -> TokenizerLike: ...
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor: ...
-
-    def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 

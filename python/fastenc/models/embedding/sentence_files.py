@@ -7,7 +7,8 @@ is a WeightedLayerPooling of all states. Its factor gamma is left out, because i
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
 from fastenc._base.json_values import JsonObject
-from fastenc.models.architectures.values import NOT_NEGATIVE, check
+from fastenc.models.architectures.values import NOT_NEGATIVE, Rule, check
 from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.standardization import Standardization
@@ -36,6 +37,10 @@ FLAGS = {
     "max": "pooling_mode_max_tokens",
 }
 LAYER_WEIGHTS = "layer_weights"
+PROMPTS = Rule(
+    "an object of texts",
+    lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
+).or_none()
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class SentenceSettings:
         normalize: whether vectors are scaled to Euclidean length 1.
         max_length: number of tokens to which a text is cut, special tokens included; None: the model's positions.
         standardization: applied to the pooled vector before the scaling, or None.
+        prompts: texts that may be put before each text, by name.
+        include_prompt: whether the pooling reads the tokens of a prompt.
     Raises: ValueError for another pooling.
     """
 
@@ -54,10 +61,30 @@ class SentenceSettings:
     normalize: bool = True
     max_length: int | None = None
     standardization: Standardization | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    include_prompt: bool = True
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
+
+    def prompt_of(self, prompt: str | None, name: str | None) -> str:
+        """What is put before each text: the prompt, or the one with this name, or nothing."""
+        if name is not None:
+            if prompt is not None:
+                raise ValueError(f"give prompt or prompt_name, got both: {prompt!r} and {name!r}")
+            if name not in self.prompts:
+                named = ", ".join(self.prompts) or "no prompts"
+                raise ValueError(
+                    f"prompt_name must name a prompt of the checkpoint, got {name!r}; it has {named}: give prompt"
+                )
+            prompt = self.prompts[name]
+        if prompt and not self.include_prompt:
+            raise ValueError(
+                "this checkpoint pools without the tokens of a prompt, which is not implemented: use "
+                "sentence-transformers"
+            )
+        return prompt or ""
 
 
 def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | None:
@@ -89,7 +116,9 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         file = where["WeightedLayerPooling"]
         equal = _equal_weights(file, config.num_layers)
         pooling = "last-four" if pooling == "mean" and equal else None
-    prompt = _json(folder / MAIN).get("default_prompt_name") if (folder / MAIN).exists() else None
+    main = _json(folder / MAIN) if (folder / MAIN).exists() else {}
+    check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
+    prompt = main.get("default_prompt_name")
     if pooling is None or prompt:
         cause = (
             f"a prompt before each text ({prompt})"
@@ -101,7 +130,12 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
             "sentence-transformers"
         )
     return SentenceSettings(
-        pooling, "Normalize" in module_types, _max_length(folder), standardization
+        pooling,
+        "Normalize" in module_types,
+        _max_length(folder),
+        standardization,
+        main.get("prompts") or {},
+        values.get("include_prompt", True) is not False,
     )
 
 
@@ -123,14 +157,22 @@ def write_settings(
         settings.standardization.save(folder / paths[steps.index("Dense")])
     flat = "mean" if settings.pooling == "last-four" else settings.pooling
     flags = {name: flat == pooling for pooling, name in FLAGS.items()}
-    pooling = {"word_embedding_dimension": config.hidden_size, **flags}
+    pooling = {
+        "word_embedding_dimension": config.hidden_size,
+        **flags,
+        "include_prompt": settings.include_prompt,
+    }
     for name, values in {
         f"{paths[steps.index('Pooling')]}/config.json": pooling,
         TEXT: {
             "max_seq_length": settings.max_length or config.max_positions,
             "do_lower_case": False,
         },
-        MAIN: {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        MAIN: {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
         # Written last, so that a folder with modules.json is complete.
         MODULES: [
             {

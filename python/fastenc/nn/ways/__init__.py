@@ -5,11 +5,17 @@ from collections.abc import Mapping
 from fastenc.nn import layer
 from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import LayerState
-from fastenc.nn.ways import cpu_inference, fused_sublayers
+from fastenc.nn.ways import cpu_inference, fused_sublayers, int8_inference
 from fastenc.nn.ways.way import Way
 
 # The functions are looked up in every call, so that a test can replace one of them.
 WAYS = (
+    Way(
+        "int8 inference",
+        int8_inference.TAKES,
+        lambda call: int8_inference.unsupported_reason(call),
+        int8_inference.run_int8_inference,
+    ),
     Way(
         "fused sublayers",
         fused_sublayers.TAKES,

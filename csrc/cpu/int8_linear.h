@@ -1,0 +1,224 @@
+// Rows and weights of 8 bits, and their products; see ../int8_linear.h.
+
+#if FASTENC_VECTOR_BYTES == 64
+typedef __m512i Codes;
+FASTENC_INLINE VecI add_int8_products(VecI sums, Codes a, Codes b) {
+  return (VecI)_mm512_dpbusd_epi32((__m512i)sums, a, b);
+}
+#else
+typedef uint8_t VecB __attribute__((vector_size(FASTENC_VECTOR_BYTES / 4)));
+typedef __m256i Codes;
+FASTENC_INLINE VecI add_int8_products(VecI sums, Codes a, Codes b) {
+  return (VecI)_mm256_dpbusd_avx_epi32((__m256i)sums, a, b);
+}
+#endif
+
+constexpr int64_t kInt8Step = 4 * kPanel;  // bytes of 4 terms of a panel
+
+// The range of a group of one row. What is infinite or NaN makes `bad` NaN, and with it the whole group.
+struct Range {
+  Vec low, high, bad;
+};
+FASTENC_INLINE void include(Range& range, Vec x) {
+  range.low = min(x, range.low);
+  range.high = max(x, range.high);
+  range.bad += x * 0.f;
+}
+
+// low is the least x, so no q is negative, and 255 is reached but not exceeded. (The forms with a mask, because g++ warns
+// of the others' own code.)
+FASTENC_INLINE void store_codes(uint8_t* target, Vec x, float low, float inverse) {
+  const Vec q = (x - low) * inverse;
+#if FASTENC_VECTOR_BYTES == 64
+  _mm512_mask_cvtepi32_storeu_epi8(target, 0xffff, _mm512_maskz_cvtps_epi32(0xffff, (__m512)q));
+#else
+  const VecB bytes = __builtin_convertvector((VecI)_mm256_cvtps_epi32((__m256)q), VecB);
+  __builtin_memcpy(target, &bytes, sizeof bytes);
+#endif
+}
+
+// Quantises `rows` rows, at most kLanes, whose ranges are folded together: x becomes those of `to` from `first` on.
+// form(row, column) is called once for every vector: it gives the values, which afterwards must lie in x.
+template <class Form>
+static void quantise_block(
+    const float* x, int64_t stride, int64_t rows, const Int8Rows& to, int64_t first, Form form) {
+  const Int8Groups& groups = to.groups;
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t left = g * groups.size, columns = groups.columns(g);
+    Vec lows[kLanes], highs[kLanes], bads[kLanes];
+    for (int64_t r = 0; r < kLanes; ++r) {
+      Range range{splat(__builtin_inff()), splat(-__builtin_inff()), Vec{}};
+      for (int64_t c = 0; r < rows && c < columns; c += kLanes) include(range, form(r, left + c));
+      lows[r] = range.low;
+      highs[r] = range.high;
+      bads[r] = range.bad;
+    }
+    // Lane r belongs to row r.
+    const Vec low = fold_rows<min>(lows), width = fold_rows<max>(highs) - low, bad = fold_rows<add>(bads);
+    alignas(64) float low_of[kLanes], scale_of[kLanes], inverse_of[kLanes], bad_of[kLanes];
+    store(low_of, low);
+    store(scale_of, width / 255.f);
+    store(inverse_of, width > 1e-35f ? 255.f / width : Vec{});
+    store(bad_of, bad);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* range = to.ranges + 2 * ((first + r) * groups.count + g);
+      range[0] = scale_of[r] + bad_of[r];
+      range[1] = low_of[r] + bad_of[r];
+      uint8_t* target = to.q + (first + r) * to.stride + left;
+      const float* values = x + r * stride + left;
+      for (int64_t c = 0; c < columns; c += kLanes) store_codes(target + c, load(values + c), low_of[r], inverse_of[r]);
+      if (columns < groups.size) __builtin_memset(target + columns, 0, groups.size - columns);
+    }
+  }
+}
+
+void int8_quantise(const float* x, int64_t stride, int64_t first, int64_t last, const Int8Rows& to) {
+  for (int64_t row = first; row < last; row += kLanes) {
+    const float* block = x + row * stride;
+    auto value = [&](int64_t r, int64_t c) __attribute__((always_inline)) { return load(block + r * stride + c); };
+    quantise_block(block, stride, last - row < kLanes ? last - row : kLanes, to, row, value);
+  }
+}
+
+FASTENC_INLINE int64_t int8_group_bytes(int64_t size) { return kPanel * 4 + size * kPanel; }
+
+void int8_pack(const WeightRows& weight, int64_t panel, char* packed) {
+  const Int8Groups groups(weight.depth);
+  char* target = packed + panel * int8_panel_bytes(weight.depth, kPanel);
+  auto* scales = (float*)target;
+  float inverse[kPanel];
+  const float* rows[kPanel];
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const int64_t column = panel * kPanel + i;
+    rows[i] = column < weight.count ? (const float*)weight.rows[column] : nullptr;
+    float top = 0.f;
+    for (int64_t k = 0; rows[i] && k < weight.depth; ++k) {
+      const float size = __builtin_fabsf(rows[i][k]);
+      top = size > top ? size : top;
+    }
+    scales[i] = top / 127.f;
+    inverse[i] = top > 1e-35f ? 127.f / top : 0.f;
+  }
+  target += kPanel * 4;
+  for (int64_t g = 0; g < groups.count; ++g, target += int8_group_bytes(groups.size)) {
+    auto* of_low = (float*)target;
+    auto* codes = (int8_t*)target + kPanel * 4;
+    int32_t sums[kPanel] = {};
+    for (int64_t k = 0; k < groups.size; ++k)
+      for (int64_t i = 0; i < kPanel; ++i) {
+        const bool inside = rows[i] && k < groups.columns(g);
+        const int32_t q = inside ? (int32_t)__builtin_rintf(rows[i][g * groups.size + k] * inverse[i]) : 0;
+        codes[k / 4 * kInt8Step + i * 4 + k % 4] = (int8_t)q;
+        sums[i] += q;
+      }
+    for (int64_t i = 0; i < kPanel; ++i) of_low[i] = scales[i] * (float)sums[i];
+  }
+}
+
+// a * b + c in one rounding, whatever the compiler would contract: every kernel's results are the same bits.
+FASTENC_INLINE Vec fused(Vec a, Vec b, Vec c) {
+#if FASTENC_VECTOR_BYTES == 64
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+}
+
+// What a group adds to a vector of C.
+FASTENC_INLINE Vec add_group(Vec base, VecI sums, const float* range, Vec scales, Vec of_low) {
+  const Vec value = __builtin_convertvector(sums, Vec);
+  return fused(value, scales * range[0], fused(splat(range[1]), of_low, base));
+}
+
+// A group of a panel, and what its product needs beside it.
+struct Int8Panel {
+  const char* group;    // the terms of low, then the codes
+  const float* scales;  // of its columns
+  const float* bias;    // or null
+  int64_t depth;        // of the group
+};
+
+// C (count x kRows rows, kVectors vectors). Each tile fetches a part of `ahead`, the panel that a next product reads.
+template <int kRows, int kVectors>
+static void int8_tiles(
+    int64_t count, const uint8_t* a, int64_t lda, const float* ranges, int64_t groups, const Int8Panel& panel, float* c,
+    int64_t ldc, bool add, const char* ahead) {
+  const char* b = panel.group + 4 * kPanel;
+  for (; count; --count, a += kRows * lda, ranges += 2 * kRows * groups, c += kRows * ldc, ahead += 64) {
+    VecI sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = VecI{};
+    const int64_t steps = panel.depth / 4;
+    for (int64_t k = 0; k < steps; ++k) {
+      __builtin_prefetch(ahead + k * kInt8Step, 0, 2);
+      Codes b_k[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&b_k[v], b + k * kInt8Step + v * sizeof(Codes), sizeof(Codes));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        int32_t terms;
+        __builtin_memcpy(&terms, a + r * lda + 4 * k, 4);
+        const Codes a_k = (Codes)(terms - VecI{});
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = add_int8_products(sums[r][v], a_k, b_k[v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec scales = load(panel.scales + v * kLanes), of_low = load((const float*)panel.group + v * kLanes);
+      const Vec bias = panel.bias ? load(panel.bias + v * kLanes) : Vec{};
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        float* target = c + r * ldc + v * kLanes;
+        store(target, add_group(add ? load(target) : bias, sums[r][v], ranges + 2 * r * groups, scales, of_low));
+      }
+    }
+  }
+}
+
+using Int8Tiles = void (*)(
+    int64_t, const uint8_t*, int64_t, const float*, int64_t, const Int8Panel&, float*, int64_t, bool, const char*);
+
+template <int kVectors>
+FASTENC_INLINE Int8Tiles int8_tiles_of_rows(int64_t rows) {
+  static_assert(kTileRows == 6);
+  constexpr Int8Tiles tiles[] = {int8_tiles<1, kVectors>, int8_tiles<2, kVectors>, int8_tiles<3, kVectors>,
+                                 int8_tiles<4, kVectors>, int8_tiles<5, kVectors>, int8_tiles<6, kVectors>};
+  return tiles[rows - 1];
+}
+
+FASTENC_INLINE Int8Tiles int8_tiles_of(int64_t rows, int64_t vectors) {
+  if (vectors == 1) return int8_tiles_of_rows<1>(rows);
+  if (kTileVectors == 2 || vectors == 2) return int8_tiles_of_rows<2>(rows);
+  if (vectors == 3) return int8_tiles_of_rows<kTileVectors - 1>(rows);
+  return int8_tiles_of_rows<kTileVectors>(rows);
+}
+
+// The panel of one column group of a product, at one group of its depth.
+FASTENC_INLINE Int8Panel int8_panel(const Int8Product& m, const Int8Groups& groups, int64_t g, int64_t column) {
+  const char* panel = m.w.packed + (m.left + column) / kPanel * int8_panel_bytes(m.w.depth, kPanel);
+  return {
+      panel + 4 * kPanel + (m.first_group + g) * int8_group_bytes(groups.size), (const float*)panel,
+      m.w.bias ? m.w.bias + m.left + column : nullptr, groups.size};
+}
+
+static void int8_multiply_by_tiles(const Int8Product& m) {
+  const Int8Groups groups(m.w.depth);
+  for (int64_t j = 0; j < m.columns; j += kPanel) {
+    const int64_t width = m.columns - j < kPanel ? m.columns - j : kPanel, vectors = width / kLanes;
+    for (int64_t g = 0; g < m.a.groups.count; ++g) {
+      const Int8Panel panel = int8_panel(m, groups, g, j);
+      const char* ahead = g + 1 < m.a.groups.count       ? panel.group + int8_group_bytes(groups.size)
+                          : j + kPanel < m.columns ? int8_panel(m, groups, 0, j + kPanel).group
+                                                   : m.next;
+      share_rows(m.rows, [&](int64_t count, int64_t tile_rows, int64_t row) {
+        int8_tiles_of(tile_rows, vectors)(
+            count, m.a.q + row * m.a.stride + g * groups.size, m.a.stride, m.a.ranges + 2 * (row * m.a.groups.count + g),
+            m.a.groups.count, panel, m.c + row * m.c_stride + j, m.c_stride, m.add || g, ahead);
+        ahead += 64 * count;
+      });
+    }
+  }
+}

@@ -1,0 +1,122 @@
+"""A layer without gradients on a CPU, in two ops whose matrix products are of operands in 8 bits.
+
+The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention, norms, activations and
+residuals are not in 8 bits. A token's result does not depend on the batch, its order or the number of threads.
+"""
+
+import torch
+
+from fastenc.nn.features import given_fields
+from fastenc.nn.layer_call import Int8Weights, LayerCall
+from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
+from fastenc.nn.ways import cpu_inference
+from fastenc.ops import activation, dispatch, int8_products
+from fastenc.packing import check_cu_seqlens
+
+# The features of a call that these ops compute.
+TAKES = cpu_inference.TAKES
+
+
+def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
+    """The layer's weights in 8 bits; the two halves of a gated ``up`` apart."""
+    w = weights
+    halves = [
+        half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
+    ]
+    up = int8_products.pack_int8(halves[0])
+    return Int8Weights(
+        int8_products.pack_int8(*w.qkv_weights),
+        int8_products.pack_int8(w.attention_out_weight),
+        up,
+        int8_products.pack_int8(halves[1]) if spec.feed_forward.gated else None,
+        int8_products.pack_int8(w.down_weight),
+        int8_products.attends_in_bfloat16(),
+    )
+
+
+def unsupported_reason(call: LayerCall) -> str | None:
+    """Why the layer cannot run in these two ops, or None.
+
+    Raises: ValueError for a layer that has no other weights (``from_pretrained(..., dtype="int8")``).
+    """
+    if call.prepared.int8 is None:
+        return "its weights are not frozen in int8"
+    reason = call_reason(call)
+    if reason is not None and call.weights.down_weight.is_meta:
+        raise ValueError(
+            f'a model that was loaded with dtype="int8" has no other weights, and in this call {reason}: avoid that, '
+            "or load it without dtype"
+        )
+    return reason
+
+
+def call_reason(call: LayerCall) -> str | None:
+    """Why a layer with weights in 8 bits cannot run on them in this call, or None."""
+    if torch.compiler.is_compiling() and not call.weights.down_weight.is_meta:
+        return "torch.compile sees through single ops only"
+    if torch.is_grad_enabled():
+        return "gradients are on"
+    x = call.state.x
+    if dispatch.autocast_dtype(x.device.type):
+        return "autocast is on"
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return f"its input must be float32 on the CPU, got {x.dtype} on {x.device.type}"
+    return "it has an adaptation" if call.adaptation is not None else None
+
+
+def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
+    """Why the layer's weights cannot be packed in 8 bits, or its layer not run on them, or None."""
+    reason = cpu_inference.weights_reason(weights, spec)
+    if reason is not None:
+        return reason
+    if not int8_products.has_int8_products():
+        return "this processor multiplies 8 bits neither by AVX512-VNNI nor by AVX-VNNI nor by AMX"
+    if weights.down_weight.dtype != torch.float32:
+        return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
+    unknown = (spec.features | given_fields(weights)) - TAKES
+    return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None
+
+
+def run_int8_inference(call: LayerCall) -> LayerState:
+    """:func:`fastenc.nn.layer.run_single_ops` without gradients, its products in 8 bits."""
+    state, inputs, spec, w = call.state, call.inputs, call.spec, call.weights
+    a, f, packed = spec.attention, spec.feed_forward, call.prepared.int8
+    assert packed is not None
+    if not torch.compiler.is_compiling():
+        check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
+    attended = torch.ops.fastenc.int8_layer_attention(
+        state.x,
+        packed.qkv,
+        stack_biases(w.qkv_biases, w.qkv_weights),
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        a.num_heads,
+        a.head_dim,
+        a.scale,
+        inputs.relative_bias,
+        inputs.rotary,
+        *a.window,
+        packed.bf16_attention,
+    )
+    y, residual = torch.ops.fastenc.int8_layer_after_attention(
+        attended,
+        state.residual,
+        packed.attention_out,
+        w.attention_out_bias,
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        packed.up,
+        packed.gate,
+        stack_biases(w.up_biases, w.up_weights),
+        packed.down,
+        w.down_bias,
+        w.out_norm_weight,
+        w.out_norm_bias,
+        f.intermediate_size,
+        activation.NUMBERS[f.activation],
+        spec.pre_norm,
+        spec.attention_norm.norm_type == "rms",
+        spec.attention_norm.eps,
+        spec.out_norm.eps,
+    )
+    return LayerState(y, residual if spec.pre_norm else y)

@@ -1,0 +1,121 @@
+"""Prompts, shorter vectors and other precisions: the numbers of sentence-transformers."""
+
+import json
+
+import numpy
+import pytest
+import torch
+
+from fastenc.data import train_tokenizer
+from fastenc.models import Encoder, EncoderConfig
+from fastenc.models.embedding.quantization import PRECISIONS, quantize_vectors
+from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.tasks.embedding_file import embed_file
+
+TEXTS = ["a small dog runs", "the dog is running", "two men play chess", "query: it rains", ""]
+PROMPTS = {"query": "query: ", "chess": "a game of chess "}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    encoder = Encoder(EncoderConfig(97, 44, 2, 2, 64, 32))
+    encoder.tokenizer = train_tokenizer([*TEXTS, *PROMPTS.values()], vocab_size=97)
+    encoder.sentence = SentenceSettings(prompts=PROMPTS)
+    encoder.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def sentence_transformer(folder):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu").eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "a game of "},
+        {"prompt_name": "chess"},
+        {"truncate_dim": 20},
+        {"truncate_dim": 20, "normalize": True, "prompt_name": "query"},
+    ],
+)
+def test_vectors_are_sentence_transformers(folder, options):
+    encoder, peer = Encoder.from_pretrained(folder), sentence_transformer(folder)
+    renamed = {("normalize_embeddings" if k == "normalize" else k): v for k, v in options.items()}
+    expected = peer.encode(TEXTS, **renamed)
+    vectors = encoder.encode(TEXTS, convert_to_numpy=True, **options)
+    numpy.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-6)
+    changed = not numpy.allclose(vectors, encoder.encode(TEXTS)[:, : vectors.shape[1]], atol=1e-3)
+    assert changed == (options != {"truncate_dim": 20})
+    one = encoder.encode(TEXTS[0], **options)
+    torch.testing.assert_close(one, torch.from_numpy(vectors[0]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_precisions_are_sentence_transformers(folder, precision):
+    from sentence_transformers.util import quantize_embeddings
+
+    x = torch.randn(40, 21)
+    x[:, 3] = 0.5  # a dimension without a range
+    ranges = x[:30].min(0).values, x[:30].max(0).values  # others are cut
+    for given in (None, ranges):
+        stacked = None if given is None else torch.stack(given).numpy()
+        expected = quantize_embeddings(x.numpy(), precision, ranges=stacked)
+        found = quantize_vectors(x, precision, given).numpy()
+        assert found.dtype == expected.dtype
+        numpy.testing.assert_array_equal(found, expected)
+    encoder = Encoder.from_pretrained(folder)
+    plain = encoder.encode(TEXTS, truncate_dim=20)
+    assert torch.equal(
+        encoder.encode(TEXTS, truncate_dim=20, precision=precision),
+        quantize_vectors(plain, precision),
+    )
+
+
+def test_prompts_stay_with_the_files(folder, tmp_path):
+    encoder = Encoder.from_pretrained(folder)
+    encoder.save_pretrained(tmp_path / "again")
+    assert Encoder.from_pretrained(tmp_path / "again").sentence.prompts == PROMPTS
+    main = tmp_path / "again" / "config_sentence_transformers.json"
+    main.write_text(json.dumps({"prompts": {"query": 3}}))
+    with pytest.warns(UserWarning, match="prompts must be an object of texts"):
+        Encoder.from_pretrained(tmp_path / "again")
+
+
+def test_a_file_of_shorter_vectors(folder, tmp_path):
+    encoder, output = Encoder.from_pretrained(folder), tmp_path / "vectors.npy"
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:4]) + "\n")
+    written = embed_file(
+        encoder, tmp_path / "texts.txt", output, truncate_dim=8, prompt_name="query"
+    )
+    expected = encoder.encode(TEXTS[:4], truncate_dim=8, prompt="query: ", convert_to_numpy=True)
+    assert written.width == 8
+    numpy.testing.assert_array_equal(numpy.load(output), expected)
+    with pytest.raises(ValueError, match="precision must be float32 in a file"):
+        embed_file(encoder, tmp_path / "texts.txt", output, precision="int8")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"prompt_name": "title"}, "got 'title'; it has query, chess: give prompt"),
+        ({"prompt_name": "query", "prompt": "x"}, "give prompt or prompt_name, got both"),
+        ({"truncate_dim": 45}, "from 1 to the model's width 44, got 45"),
+        ({"truncate_dim": 0}, "from 1 to the model's width 44, got 0"),
+        ({"precision": "int4"}, "precision must be one of float32, int8, .*, got 'int4'"),
+        ({"precision": "int8"}, "over the texts of the call, got 1: give more texts"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder.from_pretrained(folder).encode("a text", **options)
+
+
+def test_a_prompt_that_the_pooling_leaves_out(folder):
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))
+    encoder = Encoder.from_pretrained(folder)
+    encoder.encode(TEXTS)
+    with pytest.raises(ValueError, match="pools without the tokens of a prompt"):
+        encoder.encode(TEXTS, prompt_name="query")

@@ -1,0 +1,257 @@
+"""Models in 8 bits: how they are asked for, what ends them, what they refuse, how near they are to float32."""
+
+import copy
+import gzip
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fastenc
+from fastenc.adapt import Lora, add_adaptation
+from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder, SequenceClassifier
+from fastenc.ops import int8_products
+from tests.helpers.checkpoints import packed, save
+from tests.helpers.families import ENCODERS, model, padded_batch
+
+pytestmark = pytest.mark.skipif(
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save(model("bert"), tmp_path_factory.mktemp("bert"))
+
+
+def hidden(encoder, batch):
+    with torch.no_grad():
+        return encoder(batch).last_hidden_state
+
+
+def nearness(found, expected):
+    return float(F.cosine_similarity(found, expected, dim=-1).min())
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_every_family_in_both_forms(family, tmp_path):
+    theirs = model(family)
+    batch = padded_batch(family, (12, 30, 7))
+    encoder = Encoder.from_pretrained(save(theirs, tmp_path))
+    exact = hidden(encoder, packed(batch))
+    assert fastenc.freeze(encoder, dtype="int8") is encoder
+    found = hidden(encoder, packed(batch))
+    assert not torch.equal(found, exact) and nearness(found, exact) > 0.97
+    loaded = Encoder.from_pretrained(tmp_path, dtype="int8")
+    assert torch.equal(hidden(loaded, packed(batch)), found)
+    patched = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)), dtype="int8")
+    with torch.no_grad():
+        states = patched(**batch)[0][batch["attention_mask"].bool()]
+    assert torch.equal(states, found)
+
+
+ENDS = {
+    "train": lambda m, batch: m.train().eval(),
+    "a call with gradients": lambda m, batch: m(batch),
+    "to": lambda m, batch: m.to(torch.bfloat16).to(torch.float32),
+    "load_state_dict": lambda m, batch: m.load_state_dict(m.state_dict()),
+    "unfreeze": lambda m, batch: fastenc.unfreeze(m),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_a_freeze_ends_it(name, folder):
+    encoder, batch = Encoder.from_pretrained(folder), packed(padded_batch("bert"))
+    fastenc.freeze(encoder, dtype="int8")
+    in_8_bits = hidden(encoder, batch)
+    ENDS[name](encoder, batch)
+    assert not torch.equal(hidden(encoder, batch), in_8_bits)
+
+
+@pytest.mark.filterwarnings("ignore:.*:Warning:(sentence_transformers|transformers)")
+def test_models_of_sentence_transformers(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    transformers = pytest.importorskip("transformers")
+    texts = ["A bank lends money.", "A river bank was muddy.", "Third"]
+    bi = sentence_transformers.SentenceTransformer(str(minilm_folder()), device="cpu")
+    exact = bi.encode(texts, convert_to_tensor=True)
+    assert fastenc.freeze(fastenc.patch(bi), dtype="int8") is bi
+    found = bi.encode(texts, convert_to_tensor=True)
+    assert not torch.equal(found, exact) and nearness(found, exact) > 0.99
+
+    head = transformers.AutoModelForSequenceClassification.from_pretrained(
+        minilm_folder(), num_labels=1
+    )
+    head.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(minilm_folder()).save_pretrained(tmp_path)
+    cross = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [(texts[0], text) for text in texts]
+    exact = cross.predict(pairs, convert_to_tensor=True)
+    fastenc.freeze(fastenc.patch(cross), dtype="int8")
+    found = cross.predict(pairs, convert_to_tensor=True)
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, atol=0.01, rtol=0)
+    fastenc.unfreeze(cross)
+    unfrozen = cross.predict(pairs, convert_to_tensor=True)
+    torch.testing.assert_close(unfrozen, exact, atol=1e-5, rtol=0)
+
+
+REFUSED = {
+    **{name: end for name, end in ENDS.items() if name != "load_state_dict"},
+    "load_state_dict": lambda m, batch: m.load_state_dict({}, strict=False),
+    "state_dict": lambda m, batch: m.state_dict(),
+    "save_pretrained": lambda m, batch: m.save_pretrained("nowhere"),
+    "freeze": lambda m, batch: fastenc.freeze(m),
+    "autocast": lambda m, batch: in_autocast(m, batch),
+    "an adaptation": lambda m, batch: (add_adaptation(m, Lora(rank=2)), hidden(m, batch)),
+}
+
+
+def in_autocast(m, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden(m, batch)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_without_float32_weights_it_says_how_to_load(name, folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    before = hidden(loaded, batch)
+    with pytest.raises(ValueError, match=r"loaded with dtype=.int8.* load it without dtype"):
+        REFUSED[name](loaded, batch)
+    if name == "an adaptation":
+        return
+    assert not any(module.training for module in loaded.modules())
+    assert torch.equal(hidden(loaded, batch), before)
+    assert torch.equal(hidden(loaded.to("cpu").eval(), batch), before)
+
+
+def test_copies_and_pickles_compute_the_same(folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    for other in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        assert torch.equal(hidden(other, batch), hidden(loaded, batch))
+        with pytest.raises(ValueError, match="load it without dtype"):
+            other.train()
+
+
+def test_torch_compile_computes_the_same(folder):
+    loaded, batch = Encoder.from_pretrained(folder, dtype="int8"), packed(padded_batch("bert"))
+    assert torch.equal(hidden(torch.compile(loaded, backend="eager"), batch), hidden(loaded, batch))
+
+
+def test_its_weights_take_a_quarter_of_float32s(tmp_path):
+    save(model("bert", hidden_size=384, intermediate_size=1536, num_attention_heads=12), tmp_path)
+    plain = Encoder.from_pretrained(tmp_path)
+    loaded = Encoder.from_pretrained(tmp_path, dtype="int8")
+    names = {name for name, _ in plain.named_parameters()}
+    dropped = names - {name for name, _ in loaded.named_parameters()}
+    assert len(dropped) == 4 * len(plain.layers)
+    floats = sum(p.numel() for name, p in plain.named_parameters() if name in dropped)
+    ours = [each.int8 for each in loaded.frozen._layers]
+    in_8_bits = sum(t.numel() for each in ours for t in each if isinstance(t, torch.Tensor))
+    assert floats < in_8_bits < 1.025 * floats  # bytes: 1 for a weight, and scales
+
+
+def test_a_head_in_8_bits(tmp_path):
+    folder = save(model("bert", "ForSequenceClassification"), tmp_path)
+    exact = SequenceClassifier.from_pretrained(folder)
+    loaded = SequenceClassifier.from_pretrained(folder, dtype="int8")
+    batch = packed(padded_batch("bert"))
+    with torch.no_grad():
+        logits = loaded(batch).logits
+        assert not torch.equal(logits, exact(batch).logits)
+        torch.testing.assert_close(logits, exact(batch).logits, atol=0.05, rtol=0.05)
+    with pytest.raises(ValueError, match="load it without dtype"):
+        loaded.train()
+    assert not loaded.training
+
+
+def refused(folder, match, change=lambda encoder: None, dtype="int8"):
+    encoder = Encoder.from_pretrained(folder)
+    change(encoder)
+    with pytest.raises(ValueError, match=match):
+        fastenc.freeze(encoder, dtype=dtype)
+    assert encoder.frozen._layers is None
+
+
+def test_what_it_refuses(folder, monkeypatch):
+    refused(folder, "call eval", lambda encoder: encoder.train())
+    refused(folder, "must be .int8. or None, got 'int4'", dtype="int4")
+    refused(folder, "float32 weights, they are torch.bfloat16", lambda e: e.to(torch.bfloat16))
+    refused(folder, "the weights are on meta", lambda encoder: encoder.to("meta"))
+
+    def spoil(encoder):
+        with torch.no_grad():
+            encoder.layers[1].up.weight[3, 2] = torch.inf
+
+    refused(folder, "finite weights.* in layer 1", spoil)
+    refused(folder, "layer 0 .*not merged", lambda encoder: add_adaptation(encoder, Lora(rank=2)))
+    with pytest.raises(ValueError, match=r"dtype must be a torch\.dtype or"):
+        Encoder.from_pretrained(folder, dtype="int4")
+    monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)
+    refused(folder, "AVX512-VNNI")
+
+
+def test_widths_that_are_no_multiples_of_16(tmp_path):
+    folder = save(model("bert", intermediate_size=40), tmp_path)
+    refused(folder, "layer 0 .* multiples of 16")
+    encoder = Encoder.from_pretrained(folder)
+    assert all("multiples of 16" in reason for reason in encoder.int8_reasons())
+
+
+def texts_of_stsb(data_dir, every):
+    """Every so many sentences of the test set."""
+    with gzip.open(data_dir / "stsb" / "en_test.tsv.gz", "rt", encoding="utf-8") as file:
+        first, *rows = (line.rstrip("\n").split("\t") for line in file)
+    columns = [first.index(name) for name in ("sentence1", "sentence2")]
+    return [row[column] for row in rows for column in columns][::every]
+
+
+def test_vectors_of_real_texts(data_dir):
+    texts = texts_of_stsb(data_dir, 8)
+    exact, found = (
+        Encoder.from_pretrained(minilm_folder(), dtype=dtype).encode(texts)
+        for dtype in (torch.float32, "int8")
+    )
+    cosines = (exact * found).sum(1)
+    assert cosines.min() > 0.99 and cosines.mean() > 0.998
+
+
+class InProducts(torch.nn.Module):
+    """A linear layer in 8 bits whose inputs are multiplied, and its weights divided, by factors."""
+
+    def __init__(self, linear, factors):
+        super().__init__()
+        self.bias, self.columns, self.factors = linear.bias, linear.out_features, factors
+        self.packed = int8_products.pack_int8(linear.weight / factors)
+
+    def forward(self, x):
+        rows = (x * self.factors).flatten(0, -2)
+        y = int8_products.int8_linear(rows, self.packed, self.bias, self.columns)
+        return y.unflatten(0, x.shape[:-1])
+
+
+@torch.no_grad()
+def test_channels_that_stick_out(data_dir):
+    """Larger models have such channels by themselves. Here two of each norm's output are 32 times as large."""
+    transformers = pytest.importorskip("transformers")
+    exact = transformers.AutoModel.from_pretrained(minilm_folder())
+    changed, none = copy.deepcopy(exact), torch.ones(384)
+    for layer in changed.encoder.layer:
+        attention, factors = layer.attention.self, none.clone()
+        factors[torch.randperm(384)[:2]] = 32
+        for name in ("query", "key", "value"):
+            setattr(attention, name, InProducts(getattr(attention, name), factors))
+        layer.intermediate.dense = InProducts(layer.intermediate.dense, factors)
+        layer.attention.output.dense = InProducts(layer.attention.output.dense, none)
+        layer.output.dense = InProducts(layer.output.dense, torch.ones(1536))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_folder())
+    texts = sorted(texts_of_stsb(data_dir, 16), key=len)
+    for start in range(0, len(texts), 32):
+        batch = tokenizer(texts[start : start + 32], padding=True, return_tensors="pt")
+        mask = batch["attention_mask"][..., None]
+        means = [
+            (m(**batch).last_hidden_state * mask).sum(1) / mask.sum(1) for m in (exact, changed)
+        ]
+        assert nearness(*means) > 0.97
