@@ -14,7 +14,7 @@ sequences, head), where a band is one diagonal of tiles. All of its tiles have t
 rows in registers. The buffer of these sums has at most about SUMS rows of 2 BLOCK distances.
 
 Bytes: forward 4 T H D elements. FLOPs: with both terms 12 H D sum(length^2) forward; the backward computes the scores
-three times, 56 H D sum(length^2).
+four times, 70 H D sum(length^2).
 Source: He et al. 2020, arXiv:2006.03654; Dao 2023, arXiv:2307.08691.
 """
 
