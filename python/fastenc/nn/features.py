@@ -1,7 +1,10 @@
 """The features of a layer's description: what a way of running the layer has to name before it may take the layer."""
 
 from dataclasses import MISSING, field, fields, is_dataclass
+from operator import is_
 from typing import Any
+
+NONE: frozenset[str] = frozenset()
 
 
 def size(**options: Any) -> Any:
@@ -31,8 +34,11 @@ def features_of(description: Any) -> frozenset[str]:
 
 def given_fields(values: Any, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
     """The names of a NamedTuple's fields that have a default and another value, except ``ignored`` ones."""
+    defaults = values._field_defaults  # of the last fields
+    if all(map(is_, values[-len(defaults) :], defaults.values())):  # each layer of each call asks
+        return NONE
     return frozenset(
         name
-        for name, default in values._field_defaults.items()
+        for name, default in defaults.items()
         if name not in ignored and getattr(values, name) is not default
     )

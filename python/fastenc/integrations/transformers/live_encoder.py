@@ -84,13 +84,19 @@ class LiveLayer:
             down.bias,
             out_norm.weight,
             getattr(out_norm, "bias", None),
-            *(tensor for name in POSITIONS for tensor in self._parameters(name)),
+            *self._position_projections(),
         )
 
-    def _parameters(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Weight and bias of a linear layer, None if the layer has no such module."""
-        (module,) = self.modules.get(name, (None,))
-        return (None, None) if module is None else (module.weight, module.bias)
+    def _position_projections(self) -> tuple[Tensor | None, ...]:
+        """Weight and bias of each, None for one that the layer lacks; empty without any."""
+        if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
+            return ()
+        linears = [self.modules.get(name, (None,))[0] for name in POSITIONS]
+        return tuple(
+            tensor
+            for linear in linears
+            for tensor in ((None, None) if linear is None else (linear.weight, linear.bias))
+        )
 
     def dropout(self) -> LayerDropout:
         return self.dropouts
