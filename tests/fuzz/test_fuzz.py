@@ -23,8 +23,8 @@ from tests.helpers.extension import needs_cpp
         ("configs", 40, 4),
         ("layouts", 20, 2),
         ("rope", 60, 9),
-        ("surgery", 60, 3),
-        ("weights", 60, 3),
+        ("surgery", 40, 3),
+        ("weights", 40, 3),
     ],
 )
 def test_random_trials_keep_the_promises(subject, trials, seed):
