@@ -16,10 +16,10 @@ from tests.helpers.extension import needs_cpp
 @pytest.mark.parametrize(
     "subject, trials, seed",
     [
-        ("valid", 25, 11),
-        ("broken", 25, 11),
-        ("batches", 90, 5),
-        ("checkpoints", 90, 5),
+        ("valid", 15, 11),
+        ("broken", 15, 11),
+        ("batches", 60, 5),
+        ("checkpoints", 60, 5),
         ("configs", 40, 4),
         ("layouts", 20, 2),
         ("rope", 60, 9),
