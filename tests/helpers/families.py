@@ -132,8 +132,7 @@ BY_NAME = {
     ),
     "deberta": Family(
         "Deberta",
-        SIZES
-        | dict(relative_attention=True, pos_att_type="c2p|p2c", position_biased_input=False),
+        SIZES | dict(relative_attention=True, pos_att_type="c2p|p2c", position_biased_input=False),
         linears={"qkv": "in_proj"}
         | {name: BERT_LINEARS[name] for name in ("attention_out", "up", "down")},
         no_prefix="relative positions",

@@ -95,7 +95,7 @@ class EncoderLayer(nn.Module):
         self.adaptation: str | None = None
 
     def weights(self) -> LayerWeights:
-        qkv_bias = self.qkv.bias
+        qkv_bias: Tensor | None = self.qkv.bias
         if self.query_bias is not None and self.value_bias is not None:
             qkv_bias = self._attention.bias_without_key(self.query_bias, self.value_bias)
         return LayerWeights(
