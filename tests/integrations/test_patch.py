@@ -15,6 +15,7 @@ from tests.helpers.families import (
     config,
     model,
     padded_batch,
+    skip_without_autocast,
 )
 from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
 
@@ -497,6 +498,7 @@ def test_inputs_without_a_batch_dimension_are_refused(task):
 
 @EVERY_FAMILY
 def test_dtypes_under_autocast_are_the_models(family):
+    skip_without_autocast(family)
     theirs = model(family)
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -35,6 +35,7 @@ from tests.helpers.families import (
     config,
     model,
     padded_batch,
+    skip_without_autocast,
 )
 
 MODEL_CLASSES = {
@@ -236,6 +237,7 @@ def test_each_dropout_is_transformers(family, tmp_path):
 @EVERY_ENCODER
 @needs_cpp
 def test_autocast(family, tmp_path):
+    skip_without_autocast(family)
     theirs, example = model(family), Example(family, "Model")
     loaded = Encoder.from_pretrained(save(theirs, tmp_path))
     patched = fastenc.patch(copy.deepcopy(theirs))
@@ -362,6 +364,9 @@ SWITCHES = [
     ("distilbert", dict(activation="relu", sinusoidal_pos_embds=True)),
     ("electra", dict(embedding_size=32, hidden_act="gelu_new")),
     ("mpnet", dict(hidden_act="relu", layer_norm_eps=1e-5)),
+    ("deberta", dict(max_relative_positions=8, pos_att_type=["p2c", "p2p"], embedding_size=16)),
+    ("deberta", dict(pos_att_type=["c2p"], legacy=False, type_vocab_size=2)),
+    ("deberta", dict(relative_attention=False, position_biased_input=True, hidden_act="relu")),
     ("deberta-v2", dict(share_att_key=False, max_relative_positions=20)),
     ("deberta-v2", dict(share_att_key=False, pos_att_type="c2p", norm_rel_ebd="none")),
     ("deberta-v2", dict(pos_att_type=["p2c"], position_buckets=-1)),

@@ -72,26 +72,35 @@ class EncoderLayer(nn.Module):
         width, attention, inner = config.hidden_size, spec.attention, spec.feed_forward
         heads_width = attention.num_heads * attention.head_dim
         inner_rows = inner.intermediate_size * (2 if inner.gated else 1)
-        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv)
+        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv and biases.key)
+        new_bias = lambda: (
+            nn.Parameter(torch.zeros(heads_width)) if biases.qkv and not biases.key else None
+        )
+        self.query_bias, self.value_bias = new_bias(), new_bias()
+        self._attention = attention
         self.attention_out = nn.Linear(heads_width, width, bias=biases.attention_out)
         self.attention_norm = make_norm(spec.attention_norm, width, biases.norm)
         self.up = nn.Linear(width, inner_rows, bias=biases.up)
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
         self.out_norm = make_norm(spec.out_norm, width, biases.norm)
         own = config.architecture.position_modules(config).own_projections
-        project = lambda term: (
-            nn.Linear(width, heads_width, bias=biases.qkv) if term in own else None
+        project = lambda term, bias: (
+            nn.Linear(width, heads_width, bias=bias) if term in own else None
         )
-        self.position_key, self.position_query = project("c2p"), project("p2c")
+        self.position_key = project("c2p", biases.qkv and biases.key)
+        self.position_query = project("p2c", biases.qkv)
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
         self.adaptation: str | None = None
 
     def weights(self) -> LayerWeights:
+        qkv_bias: Tensor | None = self.qkv.bias
+        if self.query_bias is not None and self.value_bias is not None:
+            qkv_bias = self._attention.bias_without_key(self.query_bias, self.value_bias)
         return LayerWeights(
             (self.qkv.weight,),
-            (self.qkv.bias,),
+            (qkv_bias,),
             self.attention_out.weight,
             self.attention_out.bias,
             self.attention_norm.weight,

@@ -67,6 +67,10 @@ def output_class(model: "PreTrainedModel") -> type:
             given["rope_type"] = (
                 "default"  # "dynamic" reads position ids, which have no values on the meta device
             )
+    if getattr(config, "relative_attention", False):
+        config.relative_attention = (
+            False  # DeBERTa v1 would read a length that it puts on the device
+        )
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()

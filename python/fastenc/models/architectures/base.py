@@ -23,7 +23,7 @@ from fastenc.ops.activation import ACTIVATIONS
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
 
-# Name of our module → name in the checkpoint, or several names, whose tensors are stacked in ours.
+# Name of our module or parameter → name in the checkpoint, or several names, whose tensors are stacked in ours.
 Names = dict[str, str | tuple[str, ...]]
 
 BERT_CONFIG = {
@@ -51,7 +51,11 @@ BERT_EMBEDDINGS: Names = {
 
 @dataclass(frozen=True)
 class Biases:
-    """Which linear layers and norms of an encoder have a bias; norm: those of the layers."""
+    """Which linear layers and norms of an encoder have a bias; norm: those of the layers.
+
+    Without ``key``, the biases of q and v are parameters of their own (``query_bias``, ``value_bias``), and the
+    positions' own projection to keys has none either.
+    """
 
     qkv: bool = True
     attention_out: bool = True
@@ -59,6 +63,7 @@ class Biases:
     down: bool = True
     norm: bool = True
     embedding_norm: bool = True
+    key: bool = True
 
 
 class PositionModules(NamedTuple):
@@ -118,6 +123,7 @@ class Architecture:
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
+        unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
     """
 
     name: ClassVar[str]
@@ -146,6 +152,7 @@ class Architecture:
     }
 
     rules: ClassVar[dict[str, Rule]] = {}
+    unread: ClassVar[tuple[str, ...]] = ()
 
     # Configuration
 
