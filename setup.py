@@ -87,10 +87,38 @@ def module(pybind11):
         include_dirs=[os.path.abspath("csrc"), pybind11],
         define_macros=[("FASTENC_BUILD_ID", f'"{build_id()}"')],
         libraries=["fastenc"],
-        extra_compile_args={"cxx": cxx},
+        extra_compile_args=cxx,
         extra_link_args=[*link, f"-Wl,-rpath,{origin}"],
         language="c++",
     )
+
+
+def build_command(base, compiled=None):
+    """The build_ext that names the library without Python and links the module with it.
+
+    Args:
+        compiled: the library, where it was compiled before. It is then copied.
+    """
+
+    class Build(base):
+        def get_ext_filename(self, name):
+            usual = super().get_ext_filename(name)
+            if name.endswith("_C"):
+                return usual
+            suffix = ".dylib" if sys.platform == "darwin" else ".so"
+            return str(Path(usual).with_name(f"libfastenc{suffix}"))
+
+        def build_extension(self, extension):
+            target = Path(self.get_ext_fullpath(extension.name))
+            if extension.name == "fastenc._C":
+                extension.library_dirs.append(str(target.parent))
+            elif compiled:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(compiled, str(target))
+                return
+            super().build_extension(extension)
+
+    return Build
 
 
 def extension():
@@ -98,6 +126,13 @@ def extension():
     if os.environ.get("FASTENC_BUILD", "1" if sys.platform == "linux" else "0") == "0":
         print("fastenc: extension not built, the reference path will be used")
         return {}
+    if compiled := os.environ.get("FASTENC_LIBRARY"):
+        # release/build.sh compiles the library once: a module needs neither torch nor much time.
+        import pybind11
+        from setuptools.command.build_ext import build_ext
+
+        parts = [Extension("fastenc.libfastenc", []), module(pybind11.get_include())]
+        return {"ext_modules": parts, "cmdclass": {"build_ext": build_command(build_ext, compiled)}}
     name_cuda_home()
     try:
         import torch
@@ -107,29 +142,9 @@ def extension():
     cuda = cuda_targets(torch, cpp.CUDA_HOME)
     print("fastenc: building for CPU (baseline, AVX2 and AVX-512 chosen at run time)")
     print(f"fastenc: building for CUDA {cuda}" if cuda else "fastenc: building without CUDA")
-
-    class Build(cpp.BuildExtension):
-        """Gives the library a name without Python's, and links the module with it."""
-
-        def get_ext_filename(self, name):
-            usual = super().get_ext_filename(name)
-            if name.endswith("_C"):
-                return usual
-            suffix = ".dylib" if sys.platform == "darwin" else ".so"
-            return str(Path(usual).with_name(f"libfastenc{suffix}"))
-
-        def build_extension(self, extension):
-            if extension.name == "fastenc._C":
-                extension.library_dirs.append(
-                    str(Path(self.get_ext_fullpath(extension.name)).parent)
-                )
-            super().build_extension(extension)
-
     # torch's copy of pybind11 is among its headers.
-    return {
-        "ext_modules": [library(cpp, cuda), module(cpp.include_paths()[0])],
-        "cmdclass": {"build_ext": Build},
-    }
+    parts = [library(cpp, cuda), module(cpp.include_paths()[0])]
+    return {"ext_modules": parts, "cmdclass": {"build_ext": build_command(cpp.BuildExtension)}}
 
 
 setup(

@@ -71,7 +71,7 @@ SOURCE=$({ cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sys, torch; prin
 build() {
   # First its Python alone, which takes two seconds: the stages work without the extension too.
   stage install 60 "FASTENC_BUILD=0 $PYTHON -m pip install -q --no-index --no-build-isolation --no-deps -e ."
-  if [[ -d $VISIT/extension-$SOURCE ]]; then
+  if [[ -f $VISIT/extension-$SOURCE/libfastenc.so ]]; then
     cp "$VISIT/extension-$SOURCE"/* python/fastenc/
     stage extension 30 "$HAS_CUDA" && return
   fi
