@@ -10,6 +10,7 @@ from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.heads.span_classifier import SpanClassifier
 from fastenc.models.heads.token_classifier import TokenClassifier
 from fastenc.models.outputs import LossTerm, ModelOutput
+from fastenc.models.seq2seq import Seq2Seq
 
 __all__ = [
     "Encoder",
@@ -19,6 +20,7 @@ __all__ = [
     "MaskedLM",
     "ModelOutput",
     "QuestionAnswerer",
+    "Seq2Seq",
     "SenseInventory",
     "SentenceEmbedder",
     "SequenceClassifier",
