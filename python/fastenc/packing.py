@@ -333,7 +333,7 @@ def pack_sequences(
 def pack_targets(
     label_sequences: Sequence[Sequence[int]], start_id: int | None
 ) -> tuple[PackedBatch, Tensor]:
-    """Pack a decoder's inputs and labels. The input is the labels shifted right: the start token, then all but the last.
+    """Pack a decoder's inputs and labels. The inputs are the start token, then all labels but the last.
 
     Args:
         label_sequences: the labels of each target, with the end token. -100: not predicted; such a label may only be at

@@ -66,7 +66,7 @@ class EncoderOutput:
 
 
 class CrossAttention(nn.Module):
-    """The weights of a decoder layer's sublayer that attends to the encoder's states. ``key_value`` computes k and v."""
+    """The weights of the sublayer that attends to the encoder's states. ``key_value`` computes k and v."""
 
     def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
         super().__init__()
@@ -91,7 +91,10 @@ class CrossAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """One layer of an encoder or a decoder: its weights and adaptations. ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU."""
+    """One layer of an encoder or a decoder: its weights and adaptations.
+
+    ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU.
+    """
 
     def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
         super().__init__()

@@ -1,7 +1,6 @@
 """The encoder-decoder: the model of sequence-to-sequence tasks and of span corruption."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ class Seq2Seq(PretrainedModel):
         tied = config.extra.get("tie_word_embeddings", True) is not False
         self.lm_head = None if tied else self._new_head()
         has_bias = config.architecture.has_logits_bias(config)
+        self.final_logits_bias: Tensor | None
         self.register_buffer(LOGITS_BIAS, torch.zeros(1, config.vocab_size) if has_bias else None)
         self.output_scale = config.architecture.output_scale(config)
         for part in (self.decoder, self.lm_head):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import CROSS_ATTENTION, DISENTANGLED, LayerCall
 from fastenc.nn.layer_cache import LayerCache
+from fastenc.nn.layer_call import CROSS_ATTENTION, DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,

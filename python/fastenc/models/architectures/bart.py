@@ -1,5 +1,6 @@
-"""Encoders and decoders of BART (post-norm) and mBART (pre-norm). Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020,
-arXiv:2001.08210.
+"""Encoders and decoders of BART (post-norm) and mBART (pre-norm).
+
+Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020, arXiv:2001.08210.
 
 An encoder's names are those of transformers' BartEncoder, to which a checkpoint of a whole BART is reduced.
 """
