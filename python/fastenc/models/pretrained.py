@@ -295,6 +295,10 @@ class PretrainedModel(nn.Module):
             if key in head_names:
                 table[key] = (head_names[key],)
                 continue
+            parameter = encoder_names.get(key.removeprefix("encoder."))
+            if isinstance(parameter, str):
+                table[key] = (f"{prefix}{parameter}",)
+                continue
             module, leaf = key.rsplit(".", 1)
             if module in head_names:
                 table[key] = (f"{head_names[module]}.{leaf}",)
@@ -347,6 +351,7 @@ class PretrainedModel(nn.Module):
 
         Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
         """
+        architecture = self.config.architecture
         state, missing = {}, []
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
@@ -383,7 +388,8 @@ class PretrainedModel(nn.Module):
         unread = [
             name
             for name in sorted({*tensors} - read)
-            if name.startswith(self.stored_prefixes()) and not name.endswith(BUFFERS)
+            if name.startswith(self.stored_prefixes())
+            and not (name.endswith(BUFFERS) or name.startswith(architecture.unread))
         ]
         if unread:
             raise ValueError(

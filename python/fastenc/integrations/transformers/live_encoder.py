@@ -33,6 +33,7 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
+    AttentionSpec,
     CrossWeights,
     LayerDropout,
     LayerSpec,
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LINEARS = ("qkv", "attention_out", "up", "down")
-# Linear layers that only some families have.
+# Linear layers and parameters that only some families have.
 POSITIONS = ("position_key", "position_query")
+BIASES = ("query_bias", "value_bias")
 POOLER = "pooler"
 
 
@@ -61,12 +63,16 @@ class LiveLayer:
         modules: our name of a module → transformers' modules, whose weights are stacked.
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
+        biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
+        attention: the description of its attention.
     """
 
     module: nn.Module
     modules: dict[str, tuple[Any, ...]]
     dropouts: LayerDropout
     added: LayerAdaptation | None
+    biases: tuple[tuple[nn.Module, str], ...]
+    attention: AttentionSpec
 
     def weights(self) -> LayerWeights:
         m = self.modules
@@ -74,7 +80,7 @@ class LiveLayer:
         (down,), (out_norm,) = m["down"], m["out_norm"]
         return LayerWeights(
             tuple(linear.weight for linear in m["qkv"]),
-            tuple(linear.bias for linear in m["qkv"]),
+            self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
             attention_norm.weight,
@@ -88,6 +94,12 @@ class LiveLayer:
             *self._position_projections(),
             cross=self._cross() if "cross.query" in m else None,
         )
+
+    def _qkv_biases(self) -> tuple[Tensor | None, ...]:
+        if not self.biases:
+            return tuple(linear.bias for linear in self.modules["qkv"])
+        query, value = (getattr(module, name) for module, name in self.biases)
+        return (self.attention.bias_without_key(query, value),)
 
     def _position_projections(
         self,
@@ -221,6 +233,7 @@ class LiveEncoder:
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
+            architecture.drops_before_embedding_norm(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {
@@ -295,7 +308,18 @@ class LiveEncoder:
             without_lora = {
                 name: tuple(map(base_linear, several)) for name, several in modules.items()
             }
-            layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
+            biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
+            owned = [path.rpartition(".") for path in biases if path]
+            layers.append(
+                LiveLayer(
+                    module,
+                    without_lora,
+                    dropout,
+                    _added(modules),
+                    tuple((model.get_submodule(owner), name) for owner, _, name in owned),
+                    self.stack.of_module(index).attention,
+                )
+            )
         outside = {
             name: _found(model, paths[0])
             for name, paths in self._names.items()

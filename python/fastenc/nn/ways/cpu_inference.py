@@ -48,7 +48,7 @@ def pack(weights: LayerWeights) -> PackedWeights:
 
 # The features of a call that these ops compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
@@ -131,7 +131,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     few_rows = _has_few_rows(x)
     if a.position_terms:
         attended = _attend_disentangled(x, inputs, w, spec, packed)
-    elif few_rows or _shares_sequences(x, inputs.max_seqlen):
+    elif not a.interleaved and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -196,7 +196,7 @@ def _attend(
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
     attended = attention_op(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        a.split_qkv(qkv),
         inputs.cu_seqlens,
         inputs.max_seqlen,
         softmax_scale=a.scale,
@@ -225,7 +225,7 @@ def _attend_disentangled(
     tables = project_positions(embeddings, w, a)
     keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
     attended = disentangled_attention(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        a.split_qkv(qkv),
         inputs.cu_seqlens,
         inputs.max_seqlen,
         slots,

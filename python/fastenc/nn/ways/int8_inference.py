@@ -14,7 +14,7 @@ from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-TAKES = cpu_inference.TAKES - DISENTANGLED
+TAKES = cpu_inference.TAKES - DISENTANGLED - {"interleaved"}
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
