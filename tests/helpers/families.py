@@ -148,6 +148,13 @@ BY_NAME = {
         sees_distances=True,
         no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
+    "big_bird": Family(
+        "BigBird",
+        SIZES | dict(attention_type="original_full"),
+        token_types=True,
+        no_prefix="PEFT has none for it",
+        no_head_in_peft="of the head for questions it keeps the last layer only",
+    ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
     "umt5": Family("UMT5", T5_SIZES, **T5_ENTRY),

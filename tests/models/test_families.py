@@ -134,15 +134,15 @@ def in_dtype(model, dtype):
     return model
 
 
-def within(ours, plain, exact, scale, what):
-    """The error, as a norm, is at most twice transformers' own plus half a rounding step.
+def within(ours, plain, exact, scale, what, dtype):
+    """The error, as a norm, is at most twice transformers' own plus half a rounding step of ``dtype``, the models'.
 
     In float32 it is four times, because there the models differ only in the order of a sum's terms. ``scale``: the size
     of a sum's terms.
     """
     error = lambda x: float((x.double() - exact).norm())
-    step = torch.finfo(plain.dtype).eps / 2 * max(float(exact.norm()), scale)
-    factor = 4 if plain.dtype == torch.float32 else 2
+    step = torch.finfo(dtype).eps / 2 * max(float(exact.norm()), scale)
+    factor = 4 if dtype == torch.float32 else 2
     assert error(ours) <= factor * (error(plain) + step), what
 
 
@@ -175,12 +175,12 @@ def test_logits_loss_and_every_gradient(family, task, dtype, tmp_path):
         (loaded, example.ours(loaded)),
         (patched, example.theirs(patched)),
     ):
-        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs")
-        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss")
+        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs", dtype)
+        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss", dtype)
         loss.backward()
         grads = gradients(ours)
         for name, gradient in grads.items():
-            within(gradient, plain_gradients[name], exact_gradients[name], floor, name)
+            within(gradient, plain_gradients[name], exact_gradients[name], floor, name, dtype)
         for parameter, names in several_names(exact).items():
             read = parameter.grad is not None and parameter.grad.any()
             assert not read or any(name in grads for name in names), names
@@ -376,6 +376,7 @@ SWITCHES = [
     ("deberta-v2", dict(legacy=False, conv_kernel_size=3, conv_act="gelu", conv_groups=2)),
     ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
     ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
+    ("big_bird", dict(use_bias=False, rescale_embeddings=True, hidden_act="gelu")),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
     # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),

@@ -177,6 +177,7 @@ class Encoder(PretrainedModel):
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
+            drop_first=architecture.drops_before_embedding_norm(config),
         )
         norm = self.stack.layers[0].out_norm
         self.first_norm = (
@@ -392,6 +393,18 @@ class Encoder(PretrainedModel):
     def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
+
+
+def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
+    """The encoder of a model with a head, with the pooler of transformers' class.
+
+    A pooler that the head does not read is loaded and saved, but not trained.
+    """
+    has_unread = config.architecture.has_unread_pooler and not reads_pooler
+    encoder = Encoder(config.replace(pooler=reads_pooler or has_unread))
+    if has_unread and encoder.pooler is not None:
+        encoder.pooler.requires_grad_(False)
+    return encoder
 
 
 def _parameters(module: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:

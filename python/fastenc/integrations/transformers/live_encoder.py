@@ -219,6 +219,7 @@ class LiveEncoder:
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
+            architecture.drops_before_embedding_norm(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {

@@ -77,14 +77,14 @@ class PositionModules(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head: an optional dense layer Norm(act(x W + b)), and a last linear layer.
+    """A head: an optional dense layer Norm(act(x W + b)) or feed-forward sublayer, and a last linear layer.
 
     Fields:
-        names: module of the head ("dense", "norm", and "out" or "decoder" and "bias") → name in the checkpoint without
-            the prefix. A module that is not named does not exist.
+        names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
+            → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
-        dropout_before: whether dropout precedes the dense layer.
+        dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
         pooler: whether the head reads the encoder's pooler instead of a token's vector.
@@ -118,6 +118,7 @@ class Architecture:
         defaults: values of fields that config.json may leave out.
         new_config: fields of a new model that differ from EncoderConfig's defaults.
         has_pooler, has_token_types: whether the family has a pooler and token types.
+        has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         supported: key in config.json → the only value that is supported.
@@ -136,6 +137,7 @@ class Architecture:
     new_config: ClassVar[dict[str, Any]] = {}
     has_pooler: ClassVar[bool] = True
     has_token_types: ClassVar[bool] = True
+    has_unread_pooler: ClassVar[bool] = False
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
@@ -291,6 +293,10 @@ class Architecture:
         """Factor of the word embeddings."""
         return 1.0
 
+    def drops_before_embedding_norm(self, config: EncoderConfig) -> bool:
+        """Whether the embeddings' dropout comes before their norm."""
+        return False
+
     def embedding_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
 
@@ -320,6 +326,10 @@ class Architecture:
 
     def question_answerer_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
+
+    def question_end(self, config: EncoderConfig) -> int | None:
+        """The id of the token that ends a question whose tokens cannot be the answer; None: they can be."""
+        return None
 
     def module_of_layer(self, config: EncoderConfig, number: int) -> int:
         """The index of the module that computes layer ``number``; layers with shared weights have the same module."""
