@@ -36,7 +36,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.nn.stack import StackModules, VisitInput, run_stack, ways_of_layers
 from fastenc.nn.ways import run_layer
@@ -253,6 +253,12 @@ class LayerStack(nn.Module):
             (layer.weights(), self.stack.of_module(i))
             for i, layer in enumerate(self._modules_of_layers())
         ]
+
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = position_table(self.relative_positions, self.position_norm)
+        spec = self.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
 
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         """What is added to every module of ``layers``, or None."""

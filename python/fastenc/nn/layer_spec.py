@@ -233,10 +233,12 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
 
 class RelativePositions(NamedTuple):
     """The embeddings of relative positions (rows, hidden_size), and int32 (2 R + 1,) the row of each distance key -
-    query from -R to R; larger distances have the row of the last one."""
+    query from -R to R; larger distances have the row of the last one. ``first``: the number in the table of the first
+    of the rows."""
 
     embeddings: Tensor
     slots: Tensor
+    first: int = 0
 
 
 class Source(NamedTuple):

@@ -40,7 +40,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
@@ -398,18 +398,27 @@ class FrozenOwner:
             for index, layer in enumerate(self._layers())
         ]
 
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = self._reading().stack_modules(None).position_table
+        spec = self._live.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         """What PEFT adds to each of them, or None."""
         return [layer.adapted() for layer in self._layers()]
 
     def _layers(self) -> tuple[LiveLayer, ...]:
+        return self._reading().layers
+
+    def _reading(self) -> Reading:
         reading = self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
-        return reading.layers
+        return reading
 
 
 def architecture_of(base: Any) -> Architecture | None:
