@@ -149,7 +149,7 @@ def dropouts(family):
     """The names of the encoder's dropout probabilities in a configuration, all 0."""
     heads = ("classif", "qa_", "summary", "pooler_")
     values = config(family).to_dict()
-    names = [name for name, p in values.items() if "dropout" in name and p is not None]
+    names = [name for name, p in values.items() if "dropout" in name and isinstance(p, int | float) and not isinstance(p, bool)]
     return {name: 0.0 for name in names if not any(head in name for head in heads)}
 
 
@@ -390,6 +390,20 @@ SWITCHES = [
     ("modernbert", dict(tie_word_embeddings=False)),
     ("nomic_bert", dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=False)),
     ("gte", dict(type_vocab_size=0)),
+    (
+        "jina_embeddings_v3",
+        dict(hidden_act="gelu_new", rope_parameters={"rope_type": "default", "rope_theta": 50.0}),
+    ),
+    (
+        "eurobert",
+        dict(attention_bias=True, mlp_bias=True, classifier_pooling="bos", hidden_act="gelu"),
+    ),
+    ("eurobert", dict(tie_word_embeddings=True, classifier_pooling="mean", head_dim=32)),
+    (
+        "esm",
+        dict(token_dropout=False, emb_layer_norm_before=True, position_embedding_type="absolute"),
+    ),
+    ("esm", dict(emb_layer_norm_before=True, tie_word_embeddings=False, rope_theta=100.0)),
     ("gte", dict(type_vocab_size=2, hidden_act="silu")),
 ]
 

@@ -147,7 +147,7 @@ class Encoder(PretrainedModel):
     """
 
     architecture = "Model"
-    optional_parts = ("pooler", "mix")
+    optional_parts = ("pooler", "mix", "unread")
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -165,6 +165,7 @@ class Encoder(PretrainedModel):
             norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
             scale=architecture.embedding_scale(config),
+            masked=architecture.masked_embedding(config),
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
@@ -191,6 +192,9 @@ class Encoder(PretrainedModel):
             None
             if convolution is None
             else Convolution(convolution, width, config.hidden_dropout_p)
+        )
+        self.unread = nn.ModuleDict(
+            {name: nn.Linear(*size) for name, size in architecture.unread_linears(config).items()}
         )
         self.pooler = nn.Linear(width, width) if config.pooler else None
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None

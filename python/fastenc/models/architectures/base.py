@@ -79,6 +79,7 @@ class HeadSpec:
             the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
+        decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
         dropout_before: whether dropout precedes the dense layer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
@@ -88,6 +89,7 @@ class HeadSpec:
     names: dict[str, str]
     activation: str | None = "gelu"
     dense_bias: bool = True
+    decoder_has_bias: bool = True
     dropout_before: bool = False
     dropout_before_p: float | None = None
     dropout_after: bool = True
@@ -117,6 +119,9 @@ class Architecture:
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
+        constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
+            its values.
+        takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
     """
 
     name: ClassVar[str]
@@ -144,6 +149,8 @@ class Architecture:
     }
 
     rules: ClassVar[dict[str, Rule]] = {}
+    constants: ClassVar[dict[str, str]] = {}
+    takes_inputs_embeds: ClassVar[bool] = True
 
     # Configuration
 
@@ -152,6 +159,11 @@ class Architecture:
         fields = {theirs: FIELDS[ours] for ours, theirs in self.config_names.items()}
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
+
+    def describes(self, values: dict[str, Any]) -> bool:
+        """Whether a config.json is one of this family."""
+        model_type = values.get("model_type")
+        return model_type is not None and model_type in (self.name, self.remote_name)
 
     def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
@@ -284,12 +296,24 @@ class Architecture:
         """Factor of the word embeddings."""
         return 1.0
 
+    def masked_embedding(self, config: EncoderConfig) -> int | None:
+        """The token whose embedding is 0, and for whose share the others are scaled (:class:`EmbeddingSpec`)."""
+        return None
+
     def embedding_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
 
     def final_dropout_p(self, config: EncoderConfig) -> float:
         """The probability of dropout on the last layer's output."""
         return 0.0
+
+    def unread_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
+        """Name → (inputs, outputs) of linear layers that checkpoints have, and that the encoder only keeps."""
+        return {}
+
+    def constant_values(self, config: EncoderConfig) -> dict[str, Tensor]:
+        """The values of ``constants``."""
+        return {}
 
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
         """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
@@ -304,7 +328,10 @@ class Architecture:
         return True
 
     def classifier_pooling(self, config: EncoderConfig) -> str:
-        """The pooling for the classification head if there is no pooler: "cls" or "mean"."""
+        """The pooling for the classification head if there is no pooler: "cls", "mean", or "late".
+
+        "late" is the mean of what the head's dense layer makes of each token.
+        """
         return "cls"
 
     def token_classifier_dropout_p(self, config: EncoderConfig) -> float:
