@@ -220,6 +220,13 @@ def config(family: str, **changes):
     return getattr(transformers, name)(**(entry.sizes | changes))
 
 
+def dropouts(family: str) -> dict[str, float]:
+    """The names of the dropout probabilities in a configuration, each with 0."""
+    probabilities = config(family).to_dict().items()
+    is_number = lambda p: isinstance(p, int | float) and not isinstance(p, bool)
+    return {name: 0.0 for name, p in probabilities if "dropout" in name and is_number(p)}
+
+
 def model(family: str, task: str = "Model", **changes):
     """A random model. Its weights are large enough for a mistake to show, and no bias is near 0."""
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ from tests.helpers.families import (
     ENCODERS,
     FAMILIES,
     config,
+    dropouts,
     model,
     padded_batch,
 )
@@ -145,12 +146,12 @@ def within(found, plain, exact, scale, what):
     assert error(found) <= factor * (error(plain) + step), what
 
 
-def dropouts(family):
+def dropouts_of_encoder(family):
     """The names of the encoder's dropout probabilities in a configuration, all 0."""
     heads = ("classif", "qa_", "summary", "pooler_")
-    values = config(family).to_dict()
-    names = [name for name, p in values.items() if "dropout" in name and isinstance(p, int | float) and not isinstance(p, bool)]
-    return {name: 0.0 for name in names if not any(head in name for head in heads)}
+    return {
+        name: p for name, p in dropouts(family).items() if not any(head in name for head in heads)
+    }
 
 
 @EVERY_MODEL
@@ -212,8 +213,8 @@ def test_each_dropout_is_transformers(family, tmp_path):
     """
     rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(600, -1)
     batch = pack_sequences([row.tolist() for row in rows])
-    for name in dropouts(family):
-        theirs = model(family, **dropouts(family) | {name: 0.4}).train()
+    for name in dropouts_of_encoder(family):
+        theirs = model(family, **dropouts_of_encoder(family) | {name: 0.4}).train()
         loaded = Encoder.from_pretrained(save(theirs, tmp_path / name)).train()
         patched = fastenc.patch(copy.deepcopy(theirs))
         with torch.no_grad():

@@ -189,11 +189,7 @@ def embed(
         )
     else:
         tied_weight = t.word
-        x = inputs_embeds
-        if x is None:
-            x = _words(spec, t, input_ids)
-            if spec.masked is not None and cu_seqlens is not None:
-                x = _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
+        x = _words(spec, t, input_ids, cu_seqlens) if inputs_embeds is None else inputs_embeds
         # In transformers' order, so that sums are rounded alike.
         if t.token_type is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
@@ -219,9 +215,14 @@ def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor)
     return _projected(tables, _normalised(spec, tables, x))
 
 
-def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:
+def _words(
+    spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor, cu_seqlens: Tensor | None
+) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
-    return F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    x = F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    if spec.masked is None or cu_seqlens is None:
+        return x
+    return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
 
 
 def _scaled_for_masked(x: Tensor, is_masked: Tensor, cu_seqlens: Tensor) -> Tensor:
