@@ -6,6 +6,7 @@ from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.question_answerer import QuestionAnswerer
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel
 from fastenc.models.heads.sentence_embedder import SentenceEmbedder
+from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.heads.span_classifier import SpanClassifier
 from fastenc.models.heads.token_classifier import TokenClassifier
@@ -21,6 +22,7 @@ __all__ = [
     "QuestionAnswerer",
     "SenseInventory",
     "SentenceEmbedder",
+    "Seq2Seq",
     "SequenceClassifier",
     "SpanClassifier",
     "TokenClassifier",

@@ -24,6 +24,9 @@ DISENTANGLED = frozenset(
     | {"position_query_weight", "position_query_bias"}
 )
 
+# The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
+CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
+
 
 class PackedWeights(NamedTuple):
     """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""

@@ -34,6 +34,7 @@ from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
+    CrossWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -91,6 +92,7 @@ class LiveLayer:
             out_norm.weight,
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+            cross=self._cross() if "cross.query" in m else None,
         )
 
     def _qkv_biases(self) -> tuple[Tensor | None, ...]:
@@ -99,15 +101,27 @@ class LiveLayer:
         query, value = (getattr(module, name) for module, name in self.biases)
         return (self.attention.bias_without_key(query, value),)
 
-    def _position_projections(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias of each, None for one that the layer lacks; empty without any."""
+    def _position_projections(
+        self,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weight and bias of each, None for one that the layer lacks."""
         if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
-            return ()
-        linears = [self.modules.get(name, (None,))[0] for name in POSITIONS]
-        return tuple(
-            tensor
-            for linear in linears
-            for tensor in ((None, None) if linear is None else (linear.weight, linear.bias))
+            return None, None, None, None
+        key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
+        return *_parameters(key), *_parameters(query)
+
+    def _cross(self) -> CrossWeights:
+        (query,), (out,), (norm,) = (
+            self.modules[f"cross.{name}"] for name in ("query", "out", "norm")
+        )
+        key_value = self.modules["cross.key_value"]
+        return CrossWeights(
+            *_parameters(query),
+            tuple(linear.weight for linear in key_value),
+            tuple(linear.bias for linear in key_value),
+            *_parameters(out),
+            norm.weight,
+            getattr(norm, "bias", None),
         )
 
     def dropout(self) -> LayerDropout:
@@ -422,6 +436,10 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _parameters(linear: Any) -> tuple[Any, Tensor | None]:
+    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:
