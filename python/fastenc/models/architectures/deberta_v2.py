@@ -5,7 +5,7 @@ Sources: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -70,7 +70,7 @@ class DebertaV2(Architecture):
     unread = ("embeddings.position_embeddings.",)
     lm_head = HeadSpec(LEGACY_HEAD, activation=None)
     # Version 3's, by the names of its files. transformers has no class for it.
-    detector = HeadSpec(
+    detector: ClassVar[HeadSpec | None] = HeadSpec(
         {
             "norm": "mask_predictions.LayerNorm",
             "dense": "mask_predictions.dense",
