@@ -9,8 +9,8 @@ and "denoise" a BART, of 2 + 2 layers with the same word pieces and T5's sentine
 "mlm+nsp" and "electra" in this time, so these start from the encoder of MiniLM (6 layers, 384 wide). No model has
 dropout. The peer is transformers, or plain PyTorch on its encoder: the same initial weights, batches and AdamW in a
 plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out articles, and compared
-with the loss of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in FOLDER;
-finished runs are not repeated.
+with the loss of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last
+checkpoint in FOLDER; finished runs are not repeated.
 """
 
 import argparse
