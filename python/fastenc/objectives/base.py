@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from fastenc.data import doc_sentence_blocks, full_sentence_blocks, segment_pairs
-from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
@@ -72,12 +71,3 @@ class Objective:
     def has_decoder(self) -> bool:
         """Whether the model is an encoder-decoder."""
         return issubclass(self.model, Seq2Seq)
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The architecture families that the model can have: those with a decoder, or with a masked-LM head."""
-        return tuple(
-            name
-            for name, architecture in ARCHITECTURES.items()
-            if (architecture.has_decoder if self.has_decoder else architecture.lm_head is not None)
-        )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,12 +37,15 @@ from fastenc.train.processes import on_main_process
 
 # Width of an attention head of a new model if the number of heads is not given.
 HEAD_WIDTH = 32
-# A new model may have one of these families: those with a masked-LM head or a decoder.
-FAMILIES = tuple(
-    name
-    for name, architecture in ARCHITECTURES.items()
-    if architecture.lm_head is not None or architecture.has_decoder
-)
+
+
+def families_of(objective: Objective) -> tuple[str, ...]:
+    """The families that a new model can have: those with a decoder, or with a masked-LM head."""
+    fits = lambda each: each.has_decoder if objective.has_decoder else each.lm_head is not None
+    return tuple(name for name, architecture in ARCHITECTURES.items() if fits(architecture))
+
+
+FAMILIES = tuple(dict.fromkeys(chain.from_iterable(map(families_of, OBJECTIVES.values()))))
 
 
 @documented
@@ -303,9 +307,9 @@ class NewModel:
         Raises: ValueError for a family that the objective's model cannot have, and for ``embedding_size`` or an option
             of the generator with a model that does not have it.
         """
-        if self.family not in (None, *objective.families):
+        if self.family not in (None, *(known := families_of(objective))):
             raise ValueError(
-                f"family must be one of {', '.join(objective.families)} for this objective, got {self.family}"
+                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
             )
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
