@@ -28,6 +28,14 @@ DISENTANGLED = frozenset(
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
 
 
+class PackedCross(NamedTuple):
+    """As :class:`PackedWeights`, of the sublayer that attends to a source."""
+
+    query: Tensor
+    key_value: Tensor
+    out: Tensor
+
+
 class PackedWeights(NamedTuple):
     """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""
 
@@ -35,6 +43,7 @@ class PackedWeights(NamedTuple):
     attention_out: Tensor
     up: Tensor
     down: Tensor
+    cross: PackedCross | None = None
 
 
 class Int8Weights(NamedTuple):

@@ -122,7 +122,9 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     )
     h = _state(h, spec)
     if spec.cross_norm is not None:
-        assert w.cross is not None and inputs.source is not None  # the stack gives both to every such layer
+        assert (
+            w.cross is not None and inputs.source is not None
+        )  # the stack gives both to every such layer
         c, source = w.cross, inputs.source
         check_cu_seqlens(source.cu_seqlens, source.states.shape[0], source.max_seqlen, "_k")
         h = _CrossAttention.apply(
@@ -136,7 +138,7 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
             c.out_bias,
             c.norm_weight,
             c.norm_bias,
-            source._replace(states=None),
+            source,
             spec.attention,
             (spec.cross_norm, spec.pre_norm),
             dropout,
