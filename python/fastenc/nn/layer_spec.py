@@ -227,10 +227,13 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
     if all(dropout is NO_DROPOUT or not dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
-    masks = len(NO_DROPOUT.rng_states)
+    # Encoders draw no states for sublayers that they lack, so a seed gives them the masks that it always gave.
+    crosses = any(dropout.cross or dropout.cross_out for dropout in dropouts)
+    masks = len(NO_DROPOUT.rng_states) if crosses else 3
     states = checks.draw_rng_states(device, masks * len(dropouts))
+    missing = NO_DROPOUT.rng_states[masks:]
     return [
-        dropout._replace(rng_states=states[masks * i : masks * (i + 1)])
+        dropout._replace(rng_states=(*states[masks * i : masks * (i + 1)], *missing))
         for i, dropout in enumerate(dropouts)
     ]
 

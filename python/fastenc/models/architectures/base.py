@@ -121,6 +121,8 @@ class Architecture:
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
+        detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
+            and also adds the first token's vector.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
         unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
@@ -145,6 +147,7 @@ class Architecture:
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
+    detector: ClassVar[HeadSpec | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
