@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall
+from fastenc.nn.block_plan import plan_of
+from fastenc.nn.layer_call import BLOCK_SPARSE, DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -28,6 +29,7 @@ from fastenc.ops import (
     attention,
     bias_gelu,
     bias_glu,
+    block_sparse_attention,
     disentangled_attention,
     dispatch,
     layer_norm,
@@ -40,6 +42,7 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
     | {"interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -148,6 +151,17 @@ def _attend(
             position_queries=queries,
             dropout_p=dropout.attention,
             rng_state=dropout.rng_states[0],
+            softmax_scale=spec.scale,
+        ).flatten(1)
+    plan = plan_of(inputs, spec)
+    if plan is not None:
+        # Without dropout of the weights, as in transformers.
+        return block_sparse_attention(
+            qkv,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            spec.block_size,
             softmax_scale=spec.scale,
         ).flatten(1)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None

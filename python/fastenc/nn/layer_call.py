@@ -23,6 +23,8 @@ DISENTANGLED = frozenset(
     {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}
     | {"position_query_weight", "position_query_bias"}
 )
+# The features of block-sparse attention (fastenc.nn.block_plan).
+BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 
 
 class PackedWeights(NamedTuple):

@@ -8,8 +8,9 @@ the user's promise that they do not change. With few rows, each weight is read o
 import torch
 from torch import Tensor
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer import project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall, PackedWeights
+from fastenc.nn.layer_call import BLOCK_SPARSE, DISENTANGLED, LayerCall, PackedWeights
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     LayerSpec,
@@ -20,6 +21,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import (
     activation,
+    block_sparse_attention,
     disentangled_attention,
     dispatch,
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
@@ -50,6 +52,7 @@ def pack(weights: LayerWeights) -> PackedWeights:
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -128,10 +131,10 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     )
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    few_rows = _has_few_rows(x)
+    few_rows, plan = _has_few_rows(x), plan_of(inputs, a)
     if a.position_terms:
         attended = _attend_disentangled(x, inputs, w, spec, packed)
-    elif not a.interleaved and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
+    elif not (a.interleaved or plan) and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -195,10 +198,15 @@ def _attend(
         qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    plan, sequences = plan_of(inputs, a), (inputs.cu_seqlens, inputs.max_seqlen)
+    if plan is not None:
+        attended = block_sparse_attention(
+            a.split_qkv(qkv), *sequences, plan, a.block_size, softmax_scale=a.scale
+        )
+        return attended.flatten(1).float()
     attended = attention_op(
         a.split_qkv(qkv),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
+        *sequences,
         softmax_scale=a.scale,
         window_size=a.window,
         relative_bias=inputs.relative_bias,

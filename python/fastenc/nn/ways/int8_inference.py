@@ -7,14 +7,14 @@ residuals are not in 8 bits. A token's result does not depend on the batch, its 
 import torch
 
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import DISENTANGLED, Int8Weights, LayerCall
+from fastenc.nn.layer_call import BLOCK_SPARSE, DISENTANGLED, Int8Weights, LayerCall
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-TAKES = cpu_inference.TAKES - DISENTANGLED - {"interleaved"}
+TAKES = cpu_inference.TAKES - DISENTANGLED - BLOCK_SPARSE - {"interleaved"}
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
