@@ -35,16 +35,7 @@ def nearness(quantized, expected):
     return float(F.cosine_similarity(quantized, expected, dim=-1).min())
 
 
-def test_deberta_is_refused(tmp_path):
-    save(model("deberta-v2"), tmp_path)
-    message = "layer 0 of the model cannot run in int8: it does not compute position_terms"
-    with pytest.raises(ValueError, match=message):
-        fastenc.freeze(Encoder.from_pretrained(tmp_path), dtype="int8")
-    with pytest.raises(ValueError, match=message):
-        Encoder.from_pretrained(tmp_path, dtype="int8")
-
-
-@pytest.mark.parametrize("family", [name for name in ENCODERS if not name.startswith("deberta")])
+@pytest.mark.parametrize("family", ENCODERS)
 def test_every_family_in_both_forms(family, tmp_path):
     theirs = model(family)
     batch = padded_batch(family, (12, 30, 7))

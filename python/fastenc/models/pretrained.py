@@ -11,7 +11,6 @@ from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
@@ -171,7 +170,7 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        tensors = _by_current_names(config, checkpoint.read_tensors(folder), folder)
+        tensors = cls.by_current_names(config, checkpoint.read_tensors(folder), folder)
         _check_depth(config, tensors, folder)
         try:
             with torch.device("meta"):
@@ -309,6 +308,44 @@ class PretrainedModel(nn.Module):
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
 
+    @classmethod
+    def by_current_names(
+        cls, config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+    ) -> dict[str, Tensor]:
+        """A checkpoint's tensors by transformers' current names, without the prefix.
+
+        Raises: ValueError if two of them are the same weight of the model and differ.
+        """
+        renamed: dict[str, Tensor] = {}
+        stored_as: dict[str, str] = {}
+        for stored, tensor in tensors.items():
+            for name, value in cls.renamed(config, stored, tensor).items():
+                differs = name in renamed and not checkpoint.same(renamed[name], value)
+                if differs and not name.endswith(BUFFERS):
+                    raise ValueError(
+                        f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
+                        "model, got different values: remove one of them"
+                    )
+                renamed[name], stored_as[name] = value, stored
+        return renamed
+
+    @classmethod
+    def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:
+        """One tensor by its current name or names; empty if the model does not read it."""
+        architecture = config.architecture
+        prefix = f"{architecture.prefix}." if architecture.prefix else ""
+        return architecture.renamed(stored.removeprefix(prefix), tensor)
+
+    def stored_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
+        flat = [
+            name
+            for ours, theirs in self.config.architecture.names(self.config).items()
+            if ours != "pooler"
+            for name in ((theirs,) if isinstance(theirs, str) else theirs)
+        ]
+        return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
+
     def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         """A checkpoint's tensors by our names.
 
@@ -348,11 +385,10 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
             for name in sorted({*tensors} - read)
-            if name.startswith(encoder)
+            if name.startswith(self.stored_prefixes())
             and not (name.endswith(BUFFERS) or name.startswith(architecture.unread))
         ]
         if unread:
@@ -390,29 +426,6 @@ def _class_names(hf_config: JsonObject) -> list[str]:
     return cast(list[str], hf_config.get("architectures") or [])
 
 
-def _by_current_names(
-    config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
-) -> dict[str, Tensor]:
-    """A checkpoint's tensors by transformers' current names, without the prefix.
-
-    Raises: ValueError if two of them are the same weight of the model and differ.
-    """
-    architecture = config.architecture
-    prefix = f"{architecture.prefix}." if architecture.prefix else ""
-    renamed: dict[str, Tensor] = {}
-    stored_as: dict[str, str] = {}
-    for stored, tensor in tensors.items():
-        for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
-            differs = name in renamed and not checkpoint.same(renamed[name], value)
-            if differs and not name.endswith(BUFFERS):
-                raise ValueError(
-                    f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
-                    "model, got different values: remove one of them"
-                )
-            renamed[name], stored_as[name] = value, stored
-    return renamed
-
-
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
     """Raise ValueError if config.json has another number of layers than the weights.
 
@@ -429,17 +442,6 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
             f"{checkpoint.weights_file(folder)} has {max(depths, default=0)} layers, but config.json says "
             f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
-
-
-def _modules_of_encoder(names: Names) -> tuple[str, ...]:
-    """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
-    flat = [
-        name
-        for ours, theirs in names.items()
-        if ours != "pooler"
-        for name in ((theirs,) if isinstance(theirs, str) else theirs)
-    ]
-    return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
 
 
 def _few(names: list[str]) -> str:

@@ -34,12 +34,13 @@ from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
+    CrossWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
@@ -91,6 +92,7 @@ class LiveLayer:
             out_norm.weight,
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+            cross=self._cross() if "cross.query" in m else None,
         )
 
     def _qkv_biases(self) -> tuple[Tensor | None, ...]:
@@ -99,15 +101,27 @@ class LiveLayer:
         query, value = (getattr(module, name) for module, name in self.biases)
         return (self.attention.bias_without_key(query, value),)
 
-    def _position_projections(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias of each, None for one that the layer lacks; empty without any."""
+    def _position_projections(
+        self,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weight and bias of each, None for one that the layer lacks."""
         if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
-            return ()
-        linears = [self.modules.get(name, (None,))[0] for name in POSITIONS]
-        return tuple(
-            tensor
-            for linear in linears
-            for tensor in ((None, None) if linear is None else (linear.weight, linear.bias))
+            return None, None, None, None
+        key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
+        return *_parameters(key), *_parameters(query)
+
+    def _cross(self) -> CrossWeights:
+        (query,), (out,), (norm,) = (
+            self.modules[f"cross.{name}"] for name in ("query", "out", "norm")
+        )
+        key_value = self.modules["cross.key_value"]
+        return CrossWeights(
+            *_parameters(query),
+            tuple(linear.weight for linear in key_value),
+            tuple(linear.bias for linear in key_value),
+            *_parameters(out),
+            norm.weight,
+            getattr(norm, "bias", None),
         )
 
     def dropout(self) -> LayerDropout:
@@ -392,18 +406,27 @@ class FrozenOwner:
             for index, layer in enumerate(self._layers())
         ]
 
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = self._reading().stack_modules(None).position_table
+        spec = self._live.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         """What PEFT adds to each of them, or None."""
         return [layer.adapted() for layer in self._layers()]
 
     def _layers(self) -> tuple[LiveLayer, ...]:
+        return self._reading().layers
+
+    def _reading(self) -> Reading:
         reading = self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
-        return reading.layers
+        return reading
 
 
 def architecture_of(base: Any) -> Architecture | None:
@@ -426,6 +449,10 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
 def _reach(spec: LayerSpec) -> tuple[object, ...]:
     """What tokens of a layer see."""
     return spec.attention.window, spec.attention.block_size, spec.attention.random_blocks
+
+
+def _parameters(linear: Any) -> tuple[Any, Tensor | None]:
+    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ the path of its module. So one table of names is used for loading a file and for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -121,9 +121,15 @@ class Architecture:
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
+        detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
+            and also adds the first token's vector.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
         unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
+        has_decoder: whether the family's models have a decoder. The methods describe it for a configuration with
+            ``is_decoder``.
+        whole_prefix: prefix of the weights of encoder and decoder in a checkpoint of both with a head.
+        eos_token_id: the token that ends a target where config.json does not say it.
     """
 
     name: ClassVar[str]
@@ -141,6 +147,7 @@ class Architecture:
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
+    detector: ClassVar[HeadSpec | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
@@ -153,6 +160,9 @@ class Architecture:
 
     rules: ClassVar[dict[str, Rule]] = {}
     unread: ClassVar[tuple[str, ...]] = ()
+    has_decoder: ClassVar[bool] = False
+    whole_prefix: ClassVar[str] = ""
+    eos_token_id: ClassVar[int | None] = None
 
     # Configuration
 
@@ -218,8 +228,9 @@ class Architecture:
     def stack(self, config: EncoderConfig) -> StackSpec:
         """The description of all layers."""
         numbers = range(config.num_layers)
+        layers = tuple(self.layer(config, i) for i in numbers)
         return StackSpec(
-            tuple(self.layer(config, i) for i in numbers),
+            tuple(map(decoder_layer, layers)) if config.is_decoder else layers,
             tuple(self.module_of_layer(config, i) for i in numbers),
             tuple(self.rotary(config, i) for i in numbers),
             self.relative_bias(config),
@@ -387,6 +398,28 @@ class Architecture:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
 
+    # Encoder-decoders
+
+    def decoder_sizes(self, config: EncoderConfig) -> dict[str, Any]:
+        """The fields in which a decoder's configuration differs from its encoder's."""
+        return {}
+
+    def decoder_start(self, config: EncoderConfig) -> int | None:
+        """The first token of the decoder's input, or None if it depends on the target's language."""
+        return config.extra.get("decoder_start_token_id")
+
+    def output_scale(self, config: EncoderConfig) -> float:
+        """Factor of the decoder's states before the projection to the vocabulary."""
+        return 1.0
+
+    def has_logits_bias(self, config: EncoderConfig) -> bool:
+        """Whether a bias that is not trained is added to the logits."""
+        return False
+
+    def name_in_whole(self, config: EncoderConfig, name: str) -> str:
+        """A name of :meth:`names` → the name in an encoder-decoder's checkpoint, without ``whole_prefix``."""
+        return name
+
     def lora_targets(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
         """Our linear layer → LoRA targets, the layers of the checkpoint that are stacked in it, in their order."""
         names = self.names(config)
@@ -398,6 +431,13 @@ class Architecture:
             "up": several["up"] if isinstance(first["up"], tuple) else ("up",),
             "down": ("down",),
         }
+
+
+def decoder_layer(spec: LayerSpec) -> LayerSpec:
+    """The layer with causal self-attention, and with a sublayer that attends to the encoder's states."""
+    return replace(
+        spec, attention=replace(spec.attention, window=(-1, 0)), cross_norm=spec.attention_norm
+    )
 
 
 def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:

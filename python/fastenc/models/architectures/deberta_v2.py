@@ -5,7 +5,7 @@ Sources: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -69,6 +69,15 @@ class DebertaV2(Architecture):
     # The enhanced mask decoder's. transformers does not read them either.
     unread = ("embeddings.position_embeddings.",)
     lm_head = HeadSpec(LEGACY_HEAD, activation=None)
+    # Version 3's, by the names of its files. transformers has no class for it.
+    detector: ClassVar[HeadSpec | None] = HeadSpec(
+        {
+            "norm": "mask_predictions.LayerNorm",
+            "dense": "mask_predictions.dense",
+            "out": "mask_predictions.classifier",
+        },
+        activation=None,
+    )
     classifier = HeadSpec({"dense": "pooler.dense", "out": "classifier"}, dropout_before=True)
     rules = {
         "relative_attention": SWITCH,

@@ -1,20 +1,22 @@
 """A layer without gradients on a CPU, in two ops whose matrix products are of operands in 8 bits.
 
-The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention, norms, activations and
-residuals are not in 8 bits. A token's result does not depend on the batch, its order or the number of threads.
+The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention with its relative positions,
+norms, activations and residuals are not in 8 bits. A token's result does not depend on the batch, its order or the
+number of threads.
 """
 
 import torch
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import BLOCK_SPARSE, DISENTANGLED, Int8Weights, LayerCall
+from fastenc.nn.layer_call import Int8Weights, LayerCall
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-TAKES = cpu_inference.TAKES - DISENTANGLED - BLOCK_SPARSE - {"interleaved"}
+TAKES = cpu_inference.TAKES
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
@@ -84,20 +86,27 @@ def run_int8_inference(call: LayerCall) -> LayerState:
     assert packed is not None
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
-    attended = torch.ops.fastenc.int8_layer_attention(
-        state.x,
-        packed.qkv,
-        stack_biases(w.qkv_biases, w.qkv_weights),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        a.num_heads,
-        a.head_dim,
-        a.scale,
-        inputs.relative_bias,
-        inputs.rotary,
-        *a.window,
-        packed.bf16_attention,
-    )
+    bias = stack_biases(w.qkv_biases, w.qkv_weights)
+    if a.position_terms or a.interleaved or plan_of(inputs, a):
+        columns = 3 * a.num_heads * a.head_dim
+        attended = cpu_inference.attend(
+            int8_products.int8_linear(state.x, packed.qkv, bias, columns), call
+        )
+    else:
+        attended = torch.ops.fastenc.int8_layer_attention(
+            state.x,
+            packed.qkv,
+            bias,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            a.num_heads,
+            a.head_dim,
+            a.scale,
+            inputs.relative_bias,
+            inputs.rotary,
+            *a.window,
+            packed.bf16_attention,
+        )
     y, residual = torch.ops.fastenc.int8_layer_after_attention(
         attended,
         state.residual,
