@@ -5,6 +5,7 @@ import copy
 import numpy
 import pytest
 import torch
+import transformers
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 import fastenc
@@ -13,6 +14,8 @@ from fastenc.nn.block_plan import draw_random_blocks, longest_full
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops import int8_products
 from fastenc.packing import pack_sequences
+from fastenc.text import load_tokenizer, special_tokens
+from fastenc.text.tokenizers import save_tokenizer
 from tests.helpers.checkpoints import save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import config, model
@@ -144,3 +147,21 @@ def test_blocks_in_int8_are_near_those_in_float32(tmp_path):
         exact = ours(batch).last_hidden_state
         rounded = fastenc.freeze(ours, dtype="int8")(batch).last_hidden_state
     assert 0 < (rounded - exact).norm() < 0.05 * exact.norm()
+
+
+def test_the_tokenizer_of_its_files(tmp_path):
+    """A SentencePiece model whose special tokens are in part BERT's and in part RoBERTa's."""
+    pieces = ["<pad>", "</s>", "<s>", "<unk>", "[SEP]", "[MASK]", "[CLS]", "▁", "▁the", "▁cat", "s"]
+    vocab = [(piece, 0.0 if piece[0] in "<[" else -2.0) for piece in pieces]
+    theirs = transformers.BigBirdTokenizer(vocab=vocab)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_tokenizer(tmp_path / "theirs")
+    ids = theirs("the cats", "the cat")
+    encoding = ours.encode("the cats", "the cat")
+    assert encoding.ids == ids["input_ids"] == [6, 8, 9, 10, 4, 8, 9, 4]
+    special = special_tokens(ours)
+    assert special[:5] == (0, 3, 6, 4, 5)
+    save_tokenizer(ours, tmp_path / "ours")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again("the cats", "the cat")["input_ids"] == ids["input_ids"]
+    assert (again.pad_token, again.mask_token) == ("<pad>", "[MASK]")

@@ -55,7 +55,7 @@ def block_plan(
     row = torch.arange(rows, device=device)
     sequence = torch.searchsorted(first, row, right=True) - 1
     index, own = row - first[sequence], _blocks(lengths, size)[sequence]
-    counted = own if padded_length is None else own * 0 + _blocks(padded_length, size)
+    counted = own if padded_length is None else torch.full_like(own, _blocks(padded_length, size))
     exists, sees_all = index < own, (index == 0) | (index == counted - 1)
     if padded_length is None:
         sees_all |= (lengths <= longest_full(spec))[sequence]

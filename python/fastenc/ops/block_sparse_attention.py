@@ -86,7 +86,10 @@ def block_sparse_attention(
         triton_limit = f"head_dim must be at most 128, got {head_dim}"
     arguments = (*plan, cu_seqlens, max_seqlen, block_size)
     if choose(OP, impl, qkv, cpp_limit=cpp_limit, triton_limit=triton_limit) == "reference":
-        out, _ = reference.block_sparse_attention(*qkv.unbind(1), *arguments, softmax_scale=scale)
+        q, k, v = qkv.unbind(1)
+        out, _ = reference.block_sparse_attention(
+            q, k, v, *plan, cu_seqlens, max_seqlen, block_size, softmax_scale=scale
+        )
         return out
     if torch.is_grad_enabled() and qkv.requires_grad:
         return _BlockSparseAttention.apply(qkv, *arguments, scale)
