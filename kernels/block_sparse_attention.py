@@ -351,9 +351,8 @@ def config(kernel: str, head_dim: int, precision: str) -> dict:
         return {"BLOCK": 16, "num_warps": 8, "num_stages": 1}
     if precision == "tf32":
         return {"BLOCK": 16 if head_dim > 64 else 32, "num_warps": 4, "num_stages": 1}
-    if kernel == "forward":
-        return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
-    return {"BLOCK": 32 if head_dim > 64 else 64, "num_warps": 8, "num_stages": 2}
+    block = 32 if head_dim > 64 else 64
+    return {"BLOCK": block, "num_warps": 4 if kernel == "forward" else 8, "num_stages": 2}
 
 
 _KERNELS: dict[str, Any] = {

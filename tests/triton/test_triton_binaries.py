@@ -43,6 +43,7 @@ ALONE = re.compile(
     r"|attention kernel=backward_kv head_dim=(96 precision=half biased=True|128)"
     r"|attention_short max_seqlen=128 backward=True"
     r"|disentangled_attention kernel=((?!forward)\w+ head_dim=\d+ precision=half|.* precision=ieee)"
+    r"|block_sparse_attention kernel=backward_\w+ head_dim=\d+ precision=half"
     r"|linear_gelu "
     r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
     r"|head statistics \d+ \w+ targets, window, bias=True"
