@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer import (
     attend_to_cache,
     attend_to_source,
@@ -18,6 +19,7 @@ from fastenc.nn.layer import (
     stacked_linear,
 )
 from fastenc.nn.layer_call import (
+    BLOCK_SPARSE,
     DISENTANGLED,
     LayerCall,
     PackedCross,
@@ -33,6 +35,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import (
     activation,
+    block_sparse_attention,
     disentangled_attention,
     dispatch,
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
@@ -81,6 +84,7 @@ def project(
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | {"cross_norm", "cross", "source", "cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
@@ -163,7 +167,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    in_one_op = not (a.position_terms or a.interleaved or inputs.cache is not None)
+    separate = inputs.cache is not None or plan_of(inputs, a)
+    in_one_op = not (a.position_terms or a.interleaved or separate)
     if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
@@ -309,6 +314,15 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
     elif inputs.cache is not None:
         both = a.split_qkv(qkv)
         attended = attend_to_cache(both[:, 0], both[:, 1:], inputs, inputs.cache, a)
+    elif (plan := plan_of(inputs, a)) is not None:
+        attended = block_sparse_attention(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            a.block_size,
+            softmax_scale=a.scale,
+        )
     else:
         attended = attention_op(
             a.split_qkv(qkv),
