@@ -13,6 +13,8 @@ from fastenc._base.files import write_atomically
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 T5_TOKENS = ("<pad>", "<unk>", None, "</s>", None)
+# Of ALBERT's and BigBird's SentencePiece models.
+ALBERT_TOKENS = (*ROBERTA_TOKENS[:2], *BERT_TOKENS[2:])
 SENTINEL = "<extra_id_{}>"
 
 
@@ -71,6 +73,8 @@ class TokenizerLike(Protocol):
         add_special_tokens: bool = True,
     ) -> EncodingLike: ...
 
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
     def encode_batch(
         self,
         input: Sequence[str] | Sequence[Sequence[str]] | Sequence[tuple[str, str]],
@@ -90,8 +94,6 @@ class TokenizerLike(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
 
     def id_to_token(self, id: int) -> str | None: ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
 
@@ -169,7 +171,7 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: name for role, name in zip(roles, names, strict=True) if name is not None},
-        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
+        "model_input_names": [*inputs, "token_type_ids"] if BERT_TOKENS[2] in names else inputs,
     }
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
@@ -182,7 +184,8 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
 
 
 def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
-    """The special tokens of a BERT-like ([CLS]), RoBERTa-like (<s>) or T5-like (neither) tokenizer.
+    """The special tokens of a BERT-like ([CLS]), RoBERTa-like (<s>) or T5-like (neither) tokenizer, or of ALBERT's or
+    BigBird's.
 
     Raises: ValueError naming the token that is missing.
     """
@@ -269,6 +272,6 @@ def ids_and_starts(encoding: EncodingLike, count: int, unknown: int) -> tuple[li
 
 def _role_names(tokenizer: TokenizerLike) -> tuple[str | None, ...]:
     has = lambda name: tokenizer.token_to_id(name) is not None
-    if has(BERT_TOKENS[2]):
-        return BERT_TOKENS
+    if has("[CLS]"):
+        return ALBERT_TOKENS if has("<pad>") and not has("[PAD]") else BERT_TOKENS
     return T5_TOKENS if has("</s>") and not has("<s>") else ROBERTA_TOKENS
