@@ -268,14 +268,14 @@ class DebertaV2(Architecture):
         return names
 
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        found = super().renamed(name, tensor)
+        values = super().renamed(name, tensor)
         # Version 3's files have the head by these names, and a config.json that says nothing of them.
         ours = {theirs: LEGACY_HEAD[module] for module, theirs in HEAD.items()}
-        for current, value in list(found.items()):
+        for current, value in list(values.items()):
             for theirs, legacy in ours.items():
                 if current == theirs or current.startswith(f"{theirs}."):
-                    found[legacy + current.removeprefix(theirs)] = value
-        return found
+                    values[legacy + current.removeprefix(theirs)] = value
+        return values
 
 
 def max_distance(values: dict[str, Any], max_positions: int) -> int:
