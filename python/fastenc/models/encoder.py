@@ -190,6 +190,7 @@ class LayerStack(nn.Module):
             norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
             scale=architecture.embedding_scale(config),
+            masked=architecture.masked_embedding(config),
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
@@ -217,6 +218,9 @@ class LayerStack(nn.Module):
             None
             if convolution is None
             else Convolution(convolution, width, config.hidden_dropout_p)
+        )
+        self.kept = nn.ModuleDict(
+            {name: nn.Linear(*size) for name, size in architecture.kept_linears(config).items()}
         )
         self.final_dropout_p = architecture.final_dropout_p(config)
         self.gradient_checkpointing = False
@@ -290,7 +294,7 @@ class Encoder(LayerStack, PretrainedModel):
     """
 
     architecture = "Model"
-    optional_parts = ("pooler", "mix")
+    optional_parts = ("pooler", "mix", "kept")
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

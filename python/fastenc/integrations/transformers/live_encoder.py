@@ -228,12 +228,15 @@ class LiveEncoder:
     def __init__(self, model: "PreTrainedModel"):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
         architecture = self.config.architecture
+        self._expected = new_of_same_class(model)
+        self._take_constants(model)
         self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
             architecture.drops_before_embedding_norm(self.config),
+            architecture.masked_embedding(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {
@@ -250,9 +253,21 @@ class LiveEncoder:
             frozenset(path for paths in linears for path in paths),
             frozenset(self._dropouts.values()),
         )
-        self._expected = new_of_same_class(model)
         self.output_class = output_class(model)
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
+
+    def _take_constants(self, model: "PreTrainedModel") -> None:
+        """Take the constants that the family's checkpoints have as tensors, which no configuration holds."""
+        extra = dict(self.config.extra)
+        for name, key in self.architecture.constants.items():
+            if name not in self.architecture.constant_values(self.config):
+                continue
+            path, _, buffer = name.rpartition(".")
+            values = model.get_submodule(path).get_buffer(buffer)
+            extra[key] = values.float().tolist()
+            setattr(self._expected.get_submodule(path), buffer, values.detach().clone())
+        if extra != self.config.extra:
+            self.config = self.config.replace(extra=extra)
 
     @property
     def architecture(self) -> Architecture:

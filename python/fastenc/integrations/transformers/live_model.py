@@ -77,7 +77,8 @@ def output_class(model: "PreTrainedModel") -> type:
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
         # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
-        return type(new(input_ids=ids, attention_mask=torch.zeros(1, 1, 1, 1)))
+        mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
+        return type(new(input_ids=ids, attention_mask=mask))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

@@ -175,6 +175,7 @@ class LiveEmbeddings:
             position_ids=None if self.position is None else batch.position_ids,
             position_offset=self.live.config.position_offset + first_position,
             token_type_ids=None if one_type else batch.token_type_ids,
+            cu_seqlens=batch.cu_seqlens,
             dropout_p=self.reading.embedding_dropout_p,
         )
         return x, table if tied_weight else None

@@ -84,6 +84,7 @@ class HeadSpec:
             → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
+        decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
         dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
@@ -93,6 +94,7 @@ class HeadSpec:
     names: dict[str, str]
     activation: str | None = "gelu"
     dense_bias: bool = True
+    decoder_has_bias: bool = True
     dropout_before: bool = False
     dropout_before_p: float | None = None
     dropout_after: bool = True
@@ -130,6 +132,9 @@ class Architecture:
             ``is_decoder``.
         whole_prefix: prefix of the weights of encoder and decoder in a checkpoint of both with a head.
         eos_token_id: the token that ends a target where config.json does not say it.
+        constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
+            its values.
+        takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
     """
 
     name: ClassVar[str]
@@ -163,6 +168,8 @@ class Architecture:
     has_decoder: ClassVar[bool] = False
     whole_prefix: ClassVar[str] = ""
     eos_token_id: ClassVar[int | None] = None
+    constants: ClassVar[dict[str, str]] = {}
+    takes_inputs_embeds: ClassVar[bool] = True
 
     # Configuration
 
@@ -171,6 +178,11 @@ class Architecture:
         fields = {theirs: FIELDS[ours] for ours, theirs in self.config_names.items()}
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
+
+    def describes(self, values: dict[str, Any]) -> bool:
+        """Whether a config.json is one of this family."""
+        model_type = values.get("model_type")
+        return model_type is not None and model_type in (self.name, self.remote_name)
 
     def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
@@ -308,12 +320,24 @@ class Architecture:
         """Whether the embeddings' dropout comes before their norm."""
         return False
 
+    def masked_embedding(self, config: EncoderConfig) -> int | None:
+        """The token whose embedding is 0, and for whose share the others are scaled (:class:`EmbeddingSpec`)."""
+        return None
+
     def embedding_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
 
     def final_dropout_p(self, config: EncoderConfig) -> float:
         """The probability of dropout on the last layer's output."""
         return 0.0
+
+    def kept_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
+        """Name → (inputs, outputs) of linear layers that checkpoints have, and that the encoder only keeps."""
+        return {}
+
+    def constant_values(self, config: EncoderConfig) -> dict[str, Tensor]:
+        """The values of ``constants``."""
+        return {}
 
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
         """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
@@ -328,7 +352,10 @@ class Architecture:
         return True
 
     def classifier_pooling(self, config: EncoderConfig) -> str:
-        """The pooling for the classification head if there is no pooler: "cls" or "mean"."""
+        """The pooling for the classification head if there is no pooler: "cls", "mean", or "late".
+
+        "late" is the mean of what the head's dense layer makes of each token.
+        """
         return "cls"
 
     def token_classifier_dropout_p(self, config: EncoderConfig) -> float:
