@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer_cache import LayerCache
-from fastenc.nn.layer_call import CROSS_ATTENTION, DISENTANGLED, LayerCall
+from fastenc.nn.layer_call import BLOCK_SPARSE, CROSS_ATTENTION, DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -29,6 +30,7 @@ from fastenc.ops import (
     attention,
     bias_gelu,
     bias_glu,
+    block_sparse_attention,
     cross_attention,
     disentangled_attention,
     dispatch,
@@ -42,6 +44,7 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
     | {"interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | CROSS_ATTENTION
     | {"cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -201,6 +204,17 @@ def _attend(
             position_queries=queries,
             dropout_p=dropout.attention,
             rng_state=dropout.rng_states[0],
+            softmax_scale=spec.scale,
+        ).flatten(1)
+    plan = plan_of(inputs, spec)
+    if plan is not None:
+        # Without dropout of the weights, as in transformers.
+        return block_sparse_attention(
+            qkv,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            spec.block_size,
             softmax_scale=spec.scale,
         ).flatten(1)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None

@@ -10,8 +10,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer import project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall, PackedWeights, ProjectedPositions
+from fastenc.nn.layer_call import (
+    BLOCK_SPARSE,
+    DISENTANGLED,
+    LayerCall,
+    PackedWeights,
+    ProjectedPositions,
+)
 from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,
@@ -21,6 +28,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import (
     activation,
+    block_sparse_attention,
     disentangled_attention,
     dispatch,
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
@@ -60,6 +68,7 @@ def project(
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -139,7 +148,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    in_one_op = not (a.position_terms or a.interleaved)
+    in_one_op = not (a.position_terms or a.interleaved or plan_of(inputs, a))
     if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
@@ -222,6 +231,15 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
             slots,
             position_keys=keys,
             position_queries=queries,
+            softmax_scale=a.scale,
+        )
+    elif (plan := plan_of(inputs, a)) is not None:
+        attended = block_sparse_attention(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            a.block_size,
             softmax_scale=a.scale,
         )
     else:

@@ -10,8 +10,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall
+from fastenc.nn.layer_call import BLOCK_SPARSE, DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -35,6 +36,7 @@ from fastenc.packing import check_cu_seqlens
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
+    | BLOCK_SPARSE
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -48,7 +50,10 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     given += () if positions is None else (positions.embeddings,)
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, layer_call.spec)
+    op = "disentangled_attention" if layer_call.spec.attention.position_terms else "attention"
+    if inputs.block_plan is not None:
+        op = "block_sparse_attention"
+    return mode_reason() or shape_reason(x, layer_call.spec, op)
 
 
 def mode_reason() -> str | None:
@@ -64,15 +69,14 @@ def mode_reason() -> str | None:
     return None
 
 
-def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
-    """Why a layer of this description cannot run as fused autograd nodes, or None."""
+def shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
+    """Why a layer of this description cannot run as fused autograd nodes, or None. op: the name of its attention's."""
     head_dim = spec.attention.head_dim
     # The kernels of every device take these widths.
     if head_dim % 16 or head_dim > 128:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
-    op = "disentangled_attention" if spec.attention.position_terms else "attention"
     if dispatch.choose(op, "auto", x) == "reference":
         return f"there is no {op} kernel for {x.dtype} on {x.device.type}"
     return None
@@ -214,9 +218,12 @@ class _Attention(torch.autograd.Function):
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
         qkv = spec.split_qkv(qkv)
-        rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
+        plan = plan_of(inputs, spec)
+        # Block-sparse attention has no dropout of the weights, as in transformers.
+        dropped = 0.0 if plan is not None else dropout.attention
+        rng_state, dropout_p = _mask(x, dropped, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.spec = spec
+        ctx.spec, ctx.is_sparse = spec, plan is not None
         tensors: tuple[Tensor | None, ...]
         if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
@@ -224,6 +231,10 @@ class _Attention(torch.autograd.Function):
             tensors = (*tensors, inputs.cu_seqlens, rng_state)
             numbers = (inputs.max_seqlen, dropout_p, spec.scale)
             attend = torch.ops.fastenc.disentangled_attention_fwd
+        elif plan is not None:
+            tensors = (*plan, inputs.cu_seqlens)
+            numbers = (inputs.max_seqlen, spec.block_size, spec.scale)
+            attend = torch.ops.fastenc.block_sparse_attention_fwd
         else:
             tensors, numbers = _attention_arguments(
                 inputs, relative_bias, spec, rng_state, dropout_p
@@ -272,6 +283,10 @@ class _Attention(torch.autograd.Function):
                 if ctx.spec.position_terms:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
                     dqkv, dkeys, dqueries, dbias = backward(
+                        dattended, attended, lse, *arguments, needs_qkv_bias
+                    )
+                elif ctx.is_sparse:
+                    dqkv, dbias = torch.ops.fastenc.block_sparse_attention_bwd(
                         dattended, attended, lse, *arguments, needs_qkv_bias
                     )
                 else:
