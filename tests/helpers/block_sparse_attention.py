@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fastenc.ops import BlockPlan
+from fastenc.ops.block_sparse_attention import BlockPlan
 from tests.helpers.attention_cases import offsets_of
 
 

@@ -1,6 +1,7 @@
 """One encoder layer in single ops. This defines what all other ways of running a layer must compute."""
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import BLOCK_SPARSE, CROSS_ATTENTION, DISENTANGLED, LayerCall
 from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
     FeedForwardSpec,
@@ -333,19 +335,33 @@ def _attend_to_source(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    w, source, heads = weights.cross, inputs.source, (spec.num_heads, spec.head_dim)
+    w, source = weights.cross, inputs.source
     assert w is not None and source is not None  # the stack gives both to every such layer
 
     def keys_values() -> Tensor:
         states = source.states.to(x.dtype)
         both = stacked_linear(states, w.key_value_weights, w.key_value_biases)
-        return added.to_output("cross_key_value", both, states).view(-1, 2, *heads)
+        return added.to_output("cross_key_value", both, states)
 
     queries = added.to_output("cross_query", linear(x, w.query_weight, w.query_bias), x)
-    if inputs.cache is None:
-        keys, values = keys_values().unbind(1)
-    else:
-        keys, values = inputs.cache.of_source(keys_values).unbind(1)
+    return attend_to_source(queries, keys_values, inputs, spec, dropout)
+
+
+def attend_to_source(
+    queries: Tensor,
+    keys_values: Callable[[], Tensor],
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dropout: LayerDropout = NO_DROPOUT,
+) -> Tensor:
+    """Attention of (tokens, width) queries to the source: (tokens, width), with width = num_heads * head_dim.
+
+    Args: keys_values: computes the source's (source_tokens, 2 * width), if the layer's cache does not have them.
+    """
+    source, cache, heads = inputs.source, inputs.cache, (spec.num_heads, spec.head_dim)
+    assert source is not None  # the stack gives it to every such layer
+    both = keys_values() if cache is None else cache.of_source(keys_values)
+    keys, values = both.view(-1, 2, *heads).unbind(1)
     return cross_attention(
         queries.view(-1, *heads),
         keys,

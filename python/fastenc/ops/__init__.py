@@ -3,7 +3,7 @@
 from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.bias_glu import bias_glu
-from fastenc.ops.block_sparse_attention import BlockPlan, block_sparse_attention
+from fastenc.ops.block_sparse_attention import block_sparse_attention
 from fastenc.ops.crf import (
     crf_decode,
     crf_decode_nbest,
@@ -24,7 +24,6 @@ from fastenc.ops.rotary import rotary
 from fastenc.ops.segment_pool import segment_pool
 
 __all__ = [
-    "BlockPlan",
     "attention",
     "bias_gelu",
     "bias_glu",

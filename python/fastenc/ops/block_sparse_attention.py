@@ -57,7 +57,11 @@ def block_sparse_attention(
         qkv: (total_tokens, 3, num_heads, head_dim), floating point. It is read in place if its last stride is 1.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence.
-        plan: the blocks. On a GPU its values are not checked, because that would wait for the device.
+        plan: ``BlockPlan(starts, columns, counts)`` of this module, three int32 vectors. Block i of sequence s has row
+            r = cu_seqlens[s] // block_size + s + i of total_tokens // block_size + batch rows, and row r the entries
+            starts[r] to starts[r + 1]: the indices ``columns`` of blocks of keys in the sequence, and how often the
+            softmax counts them. With as many rows for each head, every head has a plan of its own. On a GPU the values
+            are not checked, because that would wait for the device.
         block_size: tokens of a block.
         softmax_scale: head_dim ** -0.5 if None.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
