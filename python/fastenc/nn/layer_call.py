@@ -30,6 +30,14 @@ BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
 
 
+class PackedCross(NamedTuple):
+    """As :class:`PackedWeights`, of the sublayer that attends to a source."""
+
+    query: Tensor
+    key_value: Tensor
+    out: Tensor
+
+
 class PackedWeights(NamedTuple):
     """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""
 
@@ -37,6 +45,7 @@ class PackedWeights(NamedTuple):
     attention_out: Tensor
     up: Tensor
     down: Tensor
+    cross: PackedCross | None = None
 
 
 class Int8Weights(NamedTuple):

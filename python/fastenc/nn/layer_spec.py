@@ -178,13 +178,17 @@ def _tensors_in(values: tuple) -> Iterator[Tensor]:
 
 
 class CastWeights(NamedTuple):
-    """The weights of a layer's matrix products in autocast's dtype; several tensors of qkv or up are stacked."""
+    """The weights of a layer's matrix products in autocast's dtype; several tensors of qkv or up are stacked.
+
+    ``cross``: those of the queries, the keys and values, and the output of the attention to a source, or None.
+    """
 
     qkv_weight: Tensor
     qkv_bias: Tensor | None
     attention_out_weight: Tensor
     up_weight: Tensor
     down_weight: Tensor
+    cross: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class LayerDropout(NamedTuple):

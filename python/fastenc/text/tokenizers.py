@@ -73,6 +73,8 @@ class TokenizerLike(Protocol):
         add_special_tokens: bool = True,
     ) -> EncodingLike: ...
 
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
     def encode_batch(
         self,
         input: Sequence[str] | Sequence[Sequence[str]] | Sequence[tuple[str, str]],

@@ -71,6 +71,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
+    if weights.cross is not None:
+        return "it attends to a source"
     if not int8_products.has_int8_products():
         return "this processor multiplies 8 bits neither by AVX512-VNNI nor by AVX-VNNI nor by AMX"
     if weights.down_weight.dtype != torch.float32:
