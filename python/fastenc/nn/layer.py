@@ -83,7 +83,9 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
     if torch.compiler.is_compiling():
         _use_floats(spec)
         _use_floats(dropout)
-    attended = _attend(state.x, inputs, weights, spec.attention, dropout, added)
+    qkv = stacked_linear(state.x, weights.qkv_weights, weights.qkv_biases)
+    qkv = spec.attention.split_qkv(added.to_output("qkv", qkv, state.x))
+    attended = _attend(qkv, inputs, weights, spec.attention, dropout, added)
     norm, name = spec.attention_norm, "attention_out"
     if spec.cross_norm is not None:
         h = _end_attention(
@@ -150,16 +152,46 @@ def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) ->
     return layer_norm(x, weight, bias, eps=spec.eps)
 
 
+def run_with_queries(layer_call: LayerCall, queries: Tensor) -> Tensor:
+    """A post-norm layer whose queries z come from other vectors (total_tokens, hidden_size) than its keys and values.
+
+        h = Norm(z + Attention(q(z), k(x), v(x))),  y = Norm(h + FFN(h))
+
+    Returns: y (total_tokens, hidden_size).
+    Source: He et al. 2020, arXiv:2006.03654, section 3.2 (enhanced mask decoder).
+    """
+    w, spec, dropout = layer_call.weights, layer_call.spec, layer_call.dropout
+    x, z = in_autocast_dtype(LayerState(layer_call.state.x, queries))
+    parts = (
+        _some_of_qkv(z, w, spec.attention, slice(0, 1)),
+        _some_of_qkv(x, w, spec.attention, slice(1, 3)),
+    )
+    attended = _attend(
+        torch.cat(parts, 1), layer_call.inputs, w, spec.attention, dropout, LayerAdaptation()
+    )
+    h = _end_attention(
+        attended, z, w, spec.attention_norm, False, dropout, LayerAdaptation(), "attention_out"
+    )
+    return _feed_forward(h, w, spec, dropout, LayerAdaptation()).x
+
+
+def _some_of_qkv(x: Tensor, w: LayerWeights, spec: AttentionSpec, parts: slice) -> Tensor:
+    """(tokens, number of parts, num_heads, head_dim), of the three parts q, k and v of the product."""
+    bias = stack_biases(w.qkv_biases, w.qkv_weights)
+    some = spec.split_qkv(stack(w.qkv_weights).t())[:, parts]
+    biases = None if bias is None else spec.split_qkv(bias[None])[0, parts].flatten()
+    return linear(x, some.flatten(1).t(), biases).view(x.shape[0], *some.shape[1:])
+
+
 def _attend(
-    x: Tensor,
+    qkv: Tensor,
     inputs: AttentionInputs,
     w: LayerWeights,
     spec: AttentionSpec,
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    qkv = spec.split_qkv(added.to_output("qkv", qkv, x))
+    """Attention of q, k and v (total_tokens, 3, num_heads, head_dim): (total_tokens, num_heads * head_dim)."""
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
         keys, queries = project_positions(
