@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall
+from fastenc.nn.layer_call import DISENTANGLED, HEAD_NORMS, OWN_NORMS, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -38,7 +38,10 @@ from fastenc.ops.gemm import linear
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
+    | {"key_heads"}
     | DISENTANGLED
+    | HEAD_NORMS
+    | OWN_NORMS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -53,6 +56,8 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
 
         post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
+
+    With own norms, Attention(x) and FFN(h) are normalised before they are added.
 
     Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
         autocast's dtype.
@@ -132,7 +137,11 @@ def _attend(
     added: LayerAdaptation,
 ) -> Tensor:
     qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+    qkv = added.to_output("qkv", qkv, x).view(x.shape[0], sum(spec.heads), spec.head_dim)
+    if spec.head_norm_eps is not None:
+        qkv = normalise_heads(qkv, w, spec)
+    if not spec.key_heads:
+        qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
         keys, queries = project_positions(
@@ -169,8 +178,21 @@ def _attend(
         window_size=spec.window,
         relative_bias=inputs.relative_bias,
         rotary=inputs.rotary,
+        num_key_heads=spec.key_heads or None,
     )
     return (attended if rows is None else attended[rows]).flatten(1)
+
+
+def normalise_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec) -> Tensor:
+    """qkv (total_tokens, heads of q, k and v, head_dim) with an RMSNorm of each query and each key."""
+    assert spec.head_norm_eps is not None
+    q, k, v = spec.split(qkv)
+    weights = (w.query_norm_weight, w.key_norm_weight)
+    q, k = (
+        rms_norm(x.contiguous(), m, eps=spec.head_norm_eps)
+        for x, m in zip((q, k), weights, strict=True)
+    )
+    return torch.cat([q, k, v], 1)
 
 
 def project_positions(
@@ -241,6 +263,7 @@ def _after_attention(
         spec.pre_norm,
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
+        w.attention_own_norm_weight,
     )
     # The bias of the linear layer before the activation is added by the activation's kernel.
     product = stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
@@ -257,6 +280,7 @@ def _after_attention(
         spec.pre_norm,
         (dropout.down, dropout.rng_states[2]),
         added.after_feed_forward,
+        w.down_own_norm_weight,
     )
 
 
@@ -298,9 +322,12 @@ def _end_sublayer(
     pre_norm: bool,
     dropout: tuple[float, Tensor | None],
     bottleneck: Bottleneck | None,
+    own_norm_weight: Tensor | None,
 ) -> LayerState:
-    """The next sublayer's state: x = Norm(residual + dropout(y + x_bias)), and its residual."""
+    """The next sublayer's state: x = Norm(residual + dropout(OwnNorm(y + x_bias))), and its residual."""
     (x_bias, weight, bias), (dropout_p, rng_state) = affine, dropout
+    if own_norm_weight is not None:
+        y, x_bias = rms_norm(y, own_norm_weight, x_bias=x_bias, eps=norm.eps), None
     if bottleneck is not None:
         biased = y if x_bias is None else y + x_bias.to(y.dtype)
         y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)

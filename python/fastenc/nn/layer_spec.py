@@ -22,10 +22,14 @@ from fastenc.ops.attention_blocks import AttentionBlocks
 
 @dataclass(frozen=True)
 class NormSpec:
-    """LayerNorm (norm_type "layer") or RMSNorm (norm_type "rms"). The weights show whether it has a bias."""
+    """LayerNorm (norm_type "layer") or RMSNorm (norm_type "rms"). The weights show whether it has a bias.
+
+    ``plus_one``: the factor is 1 + weight (Gemma); :func:`norm_factor` makes it of a module's weight.
+    """
 
     norm_type: str = "layer"
     eps: float = size(default=1e-12)
+    plus_one: bool = size(default=False)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class AttentionSpec:
         window: number of tokens that a token sees on the left and on the right, -1 without a limit.
         position_terms: the terms that relative positions add to the scores: "c2p" (a query times a position's key),
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
+        key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
+            h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
+        head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
@@ -46,6 +53,17 @@ class AttentionSpec:
     scale: float
     window: tuple[int, int] = (-1, -1)
     position_terms: tuple[str, ...] = ()
+    key_heads: int = 0
+    head_norm_eps: float | None = None
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """The numbers of heads of q, k and v."""
+        return self.num_heads, self.key_heads or self.num_heads, self.key_heads or self.num_heads
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each (total_tokens, heads, head_dim), of the rows of their projection."""
+        return qkv.view(-1, sum(self.heads), self.head_dim).split(self.heads, 1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,8 @@ class LayerSpec:
 
     Fields:
         pre_norm: a sublayer's output is added to the preceding norm's input, not to its output.
+        own_norms: a sublayer's output has a norm of its own before it is added, like ``attention_norm`` or ``out_norm``
+            but with another weight (Gemma).
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
     """
 
@@ -74,6 +94,7 @@ class LayerSpec:
     attention_norm: NormSpec
     out_norm: NormSpec
     pre_norm: bool = False
+    own_norms: bool = False
     features: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +106,8 @@ class LayerWeights(NamedTuple):
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers. The position weights project relative positions; without any of them, those of
-    q and k do.
+    q and k do. ``query_norm_weight`` and ``key_norm_weight`` are (head_dim,); the own norms are those of the sublayers'
+    outputs.
     """
 
     qkv_weights: tuple[Tensor, ...]
@@ -104,6 +126,10 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
+    query_norm_weight: Tensor | None = None
+    key_norm_weight: Tensor | None = None
+    attention_own_norm_weight: Tensor | None = None
+    down_own_norm_weight: Tensor | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
@@ -203,6 +229,11 @@ class LayerState(NamedTuple):
 
     x: Tensor
     residual: Tensor
+
+
+def norm_factor(weight: Tensor, spec: NormSpec) -> Tensor:
+    """What a norm multiplies by, of its module's weight. 1 + weight is float32, as in transformers."""
+    return 1.0 + weight.float() if spec.plus_one else weight
 
 
 def stack(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -8,8 +8,8 @@ the user's promise that they do not change. With few rows, each weight is read o
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer import project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall, PackedWeights
+from fastenc.nn.layer import normalise_heads, project_positions, stacked_linear
+from fastenc.nn.layer_call import DISENTANGLED, HEAD_NORMS, OWN_NORMS, LayerCall, PackedWeights
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     LayerSpec,
@@ -27,6 +27,7 @@ from fastenc.ops import (
     library,
 )
 from fastenc.ops import attention as attention_op
+from fastenc.ops.attention import WIDEST_CPP
 from fastenc.packing import check_cu_seqlens
 
 # With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
@@ -48,8 +49,10 @@ def pack(weights: LayerWeights) -> PackedWeights:
 
 # The features of a call that these ops compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "key_heads"}
     | DISENTANGLED
+    | HEAD_NORMS
+    | OWN_NORMS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -98,8 +101,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "this processor has no AVX2"
     if any(width % 16 for width in (*weight.shape, spec.attention.head_dim)):
         return "widths must be multiples of 16"
-    if spec.attention.head_dim > 128:
-        return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
+    if spec.attention.head_dim > WIDEST_CPP:
+        return f"head_dim must be at most {WIDEST_CPP}, it is {spec.attention.head_dim}"
     if spec.attention_norm.norm_type != spec.out_norm.norm_type:
         kinds = f"{spec.attention_norm.norm_type!r} and {spec.out_norm.norm_type!r}"
         return f"both norms must be of one kind, they are {kinds}"
@@ -140,11 +143,14 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             few_rows,
             inputs.cu_seqlens,
             inputs.max_seqlen,
-            a.num_heads,
+            *a.heads[:2],
             a.head_dim,
             a.scale,
             inputs.relative_bias,
             inputs.rotary,
+            w.query_norm_weight,
+            w.key_norm_weight,
+            a.head_norm_eps or 0.0,
             *a.window,
         )
     else:
@@ -162,6 +168,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         w.down_bias,
         w.out_norm_weight,
         w.out_norm_bias,
+        w.attention_own_norm_weight,
+        w.down_own_norm_weight,
         packed is not None,
         few_rows,
         f.intermediate_size,
@@ -189,20 +197,24 @@ def _attend(
     packed: PackedWeights | None,
 ) -> Tensor:
     a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    columns = 3 * a.num_heads * a.head_dim
+    columns = sum(a.heads) * a.head_dim
     if packed is not None:
         bias = None if bias is None else bias.float()
         qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    qkv = qkv.view(x.shape[0], sum(a.heads), a.head_dim)
+    if a.head_norm_eps is not None:
+        qkv = normalise_heads(qkv, w, a)
     attended = attention_op(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        qkv,
         inputs.cu_seqlens,
         inputs.max_seqlen,
         softmax_scale=a.scale,
         window_size=a.window,
         relative_bias=inputs.relative_bias,
         rotary=inputs.rotary,
+        num_key_heads=a.heads[1],
     )
     return attended.flatten(1).float()
 
