@@ -9,7 +9,7 @@ import torch
 import fastenc
 from fastenc.nn import stack
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import BY_NAME, ENCODERS, config, model, padded_batch
+from tests.helpers.families import BY_NAME, ENCODERS, dropouts, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
 
 pytestmark = needs_cpp
@@ -37,8 +37,8 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
     mask = batch["attention_mask"].bool()
     ours, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
     with torch.no_grad():
-        found, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
-    assert (found - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
+        fused, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
+    assert (fused - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
 
 
 @EVERY_ENCODER
@@ -59,11 +59,12 @@ def test_lora_of_peft(family):
 def test_training_without_dropout(family, checkpointing, monkeypatch):
     recomputed = []
     checkpoint = stack.checkpoint
-    counted = lambda *call, **options: (recomputed.append(1), checkpoint(*call, **options))[1]
+    counted = lambda *arguments, **options: (
+        recomputed.append(1),
+        checkpoint(*arguments, **options),
+    )[1]
     monkeypatch.setattr(stack, "checkpoint", counted)
-    settings = config(family).to_dict()
-    off = {name: 0.0 for name, p in settings.items() if "dropout" in name and isinstance(p, int | float) and not isinstance(p, bool)}
-    theirs = model(family, **off).train()
+    theirs = model(family, **dropouts(family)).train()
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     if checkpointing and not ours.supports_gradient_checkpointing:
         checkpointing = False

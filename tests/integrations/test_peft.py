@@ -151,11 +151,11 @@ def trained_by_peft(family, task, method, folder):
 )
 def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_path):
     wrapped = trained_by_peft(family, task, method, tmp_path)
-    kind, name = HEADS[task]
+    model_class, name = HEADS[task]
     padded = batch_of(family, task)
-    found = kind.from_pretrained(tmp_path / "peft")
+    loaded = model_class.from_pretrained(tmp_path / "peft")
     expected = theirs(wrapped, padded, task)
-    torch.testing.assert_close(ours(found, padded), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours(loaded, padded), expected, rtol=0, atol=2e-5)
     if name is None:
         with pytest.raises(ValueError, match=r"must have the head of a task, got \w*Model"):
             task_of(tmp_path / "peft")
@@ -164,7 +164,7 @@ def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_pa
     # Also as an encoder without the head.
     encoder = Encoder.from_pretrained(tmp_path / "peft")
     packed = pack(**padded)
-    expected = found.encoder(packed).last_hidden_state
+    expected = loaded.encoder(packed).last_hidden_state
     assert torch.equal(encoder(packed).last_hidden_state, expected)
 
 

@@ -129,8 +129,10 @@ def test_samples_follow_the_distribution(max_bytes, count):
     logits = F.linear(hidden, weight, bias)
     assert torch.equal(tokens, reference.sample(logits.expand(count, -1), draws))
     shares = torch.softmax(logits[0], 0)
-    found = torch.bincount(tokens, minlength=11) / count
-    assert ((found - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt() + 1 / count).all()
+    frequencies = torch.bincount(tokens, minlength=11) / count
+    assert (
+        (frequencies - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt() + 1 / count
+    ).all()
 
 
 def test_samples_at_the_ends_of_the_distribution():
@@ -195,7 +197,7 @@ def test_bad_input_is_named():
     config = EncoderConfig(
         vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, family="electra"
     )
-    with pytest.raises(ValueError, match="needs an ELECTRA model, got family 'bert'"):
+    with pytest.raises(ValueError, match=r"for models of electra, deberta-v2, got family 'bert'"):
         Electra(config.replace(family="bert"))
     other = small_config(config).replace(vocab_size=51)
     with pytest.raises(ValueError, match="must have the same vocab_size, got 51 and 50"):
@@ -206,4 +208,10 @@ def test_bad_input_is_named():
         ElectraCollator(MlmCollator(TOKENIZER))
     with pytest.raises(ValueError, match=r"replacement must be uniform, .* got 'unigram'"):
         OBJECTIVES["electra"].collator(TOKENIZER, [], 0, replacement="unigram")
+    with pytest.raises(
+        ValueError, match="embedding_sharing must be shared or gradient-disentangled"
+    ):
+        Electra(config, embedding_sharing="gdes")
+    with pytest.raises(ValueError, match="generator_layers must be at least 1, got 0"):
+        Electra(config, generator_layers=0)
     assert isinstance(Electra(config).generator, MaskedLM)

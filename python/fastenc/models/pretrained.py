@@ -11,7 +11,6 @@ from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
@@ -171,7 +170,7 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        tensors = _by_current_names(config, checkpoint.read_tensors(folder), folder)
+        tensors = cls.by_current_names(config, checkpoint.read_tensors(folder), folder)
         _check_depth(config, tensors, folder)
         config = _with_constants(config, tensors, folder)
         try:
@@ -300,6 +299,10 @@ class PretrainedModel(nn.Module):
             if key in head_names:
                 table[key] = (head_names[key],)
                 continue
+            parameter = encoder_names.get(key.removeprefix("encoder."))
+            if isinstance(parameter, str):
+                table[key] = (f"{prefix}{parameter}",)
+                continue
             module, leaf = key.rsplit(".", 1)
             if module in head_names:
                 table[key] = (f"{head_names[module]}.{leaf}",)
@@ -308,6 +311,42 @@ class PretrainedModel(nn.Module):
             several = (theirs,) if isinstance(theirs, str) else theirs
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
+
+    @classmethod
+    def by_current_names(
+        cls, config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+    ) -> dict[str, Tensor]:
+        """A checkpoint's tensors by transformers' current names, without the prefix.
+
+        Raises: ValueError if two of them are the same weight of the model and differ.
+        """
+        renamed: dict[str, Tensor] = {}
+        stored_as: dict[str, str] = {}
+        for stored, tensor in tensors.items():
+            for name, value in cls.renamed(config, stored, tensor).items():
+                differs = name in renamed and not checkpoint.same(renamed[name], value)
+                if differs and not name.endswith(BUFFERS):
+                    raise ValueError(
+                        f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
+                        "model, got different values: remove one of them"
+                    )
+                renamed[name], stored_as[name] = value, stored
+        return renamed
+
+    @classmethod
+    def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:
+        """One tensor by its current name or names; empty if the model does not read it."""
+        return config.architecture.renamed(stored.removeprefix(_prefix_of(config)), tensor)
+
+    def stored_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
+        flat = [
+            name
+            for ours, theirs in self.config.architecture.names(self.config).items()
+            if ours != "pooler"
+            for name in ((theirs,) if isinstance(theirs, str) else theirs)
+        ]
+        return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
 
     def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         """A checkpoint's tensors by our names.
@@ -322,7 +361,7 @@ class PretrainedModel(nn.Module):
             absent = [name for name in theirs if name not in tensors]
             # A checkpoint may lack the pooler, the mix of layers, this head, and layers that are only kept.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
-            optional = optional or "pooler" in ours or is_mix(ours) or "unread." in ours
+            optional = optional or "pooler" in ours or is_mix(ours) or "kept." in ours
             if absent:
                 if not optional:
                     missing += absent
@@ -348,11 +387,11 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
             for name in sorted({*tensors} - read)
-            if name.startswith(encoder) and not name.endswith(BUFFERS)
+            if name.startswith(self.stored_prefixes())
+            and not (name.endswith(BUFFERS) or name.startswith(architecture.unread))
         ]
         if unread:
             raise ValueError(
@@ -387,28 +426,6 @@ def architecture_of(hf_config: JsonObject) -> str:
 
 def _class_names(hf_config: JsonObject) -> list[str]:
     return cast(list[str], hf_config.get("architectures") or [])
-
-
-def _by_current_names(
-    config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
-) -> dict[str, Tensor]:
-    """A checkpoint's tensors by transformers' current names, without the prefix.
-
-    Raises: ValueError if two of them are the same weight of the model and differ.
-    """
-    architecture, prefix = config.architecture, _prefix_of(config)
-    renamed: dict[str, Tensor] = {}
-    stored_as: dict[str, str] = {}
-    for stored, tensor in tensors.items():
-        for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
-            differs = name in renamed and not checkpoint.same(renamed[name], value)
-            if differs and not name.endswith(BUFFERS):
-                raise ValueError(
-                    f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
-                    "model, got different values: remove one of them"
-                )
-            renamed[name], stored_as[name] = value, stored
-    return renamed
 
 
 def _with_constants(
@@ -451,17 +468,6 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
             f"{checkpoint.weights_file(folder)} has {max(depths, default=0)} layers, but config.json says "
             f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
-
-
-def _modules_of_encoder(names: Names) -> tuple[str, ...]:
-    """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
-    flat = [
-        name
-        for ours, theirs in names.items()
-        if ours != "pooler"
-        for name in ((theirs,) if isinstance(theirs, str) else theirs)
-    ]
-    return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
 
 
 def _few(names: list[str]) -> str:

@@ -25,6 +25,7 @@ class EmbeddingSpec:
 
     Fields:
         project_first: the projection comes before norm and dropout, not after them.
+        drop_first: dropout comes before the norm, not after it.
         masked: the id of a token whose word vector is 0; in a sequence where its share is m, the other word vectors
             are multiplied by (1 - 0.12) / (1 - m), or None. 0.12 is its share in pretraining.
             Source: ESM's "token dropout", Rives et al. 2021, doi:10.1073/pnas.2016239118.
@@ -33,6 +34,7 @@ class EmbeddingSpec:
     norm: NormSpec | None
     scale: float = 1.0
     project_first: bool = False
+    drop_first: bool = False
     masked: int | None = None
 
 
@@ -67,6 +69,7 @@ class Embeddings(nn.Module):
         masked: see :class:`EmbeddingSpec`.
         projection: whether a linear layer follows.
         project_first: whether it comes before the norm, and has no bias.
+        drop_first: whether dropout comes before the norm.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class Embeddings(nn.Module):
         dropout_p: float = 0.0,
         projection: bool = False,
         project_first: bool = False,
+        drop_first: bool = False,
     ):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
-        self.spec = EmbeddingSpec(norm, scale, project_first and projection, masked)
+        self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first, masked)
         self.word = nn.Embedding(vocab_size, width)
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
@@ -171,6 +175,7 @@ def embed(
     one_dtype = all(table.dtype == t.word.dtype for table in used)
     plain_words = spec.scale == 1.0 and spec.masked is None and inputs_embeds is None
     one_op = one_dtype and plain_words and not spec.project_first
+    one_op = one_op and not (spec.drop_first and dropout_p > 0)
     if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
         x, tied_weight = tied_embedding_layer_norm(
             input_ids,
@@ -189,11 +194,7 @@ def embed(
         )
     else:
         tied_weight = t.word
-        x = inputs_embeds
-        if x is None:
-            x = _words(spec, t, input_ids)
-            if spec.masked is not None and cu_seqlens is not None:
-                x = _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
+        x = _words(spec, t, input_ids, cu_seqlens) if inputs_embeds is None else inputs_embeds
         # In transformers' order, so that sums are rounded alike.
         if t.token_type is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
@@ -203,7 +204,10 @@ def embed(
             x = x + F.embedding(rows, t.position, t.position_padding_idx)
         if spec.project_first:
             x = _projected(t, x)
-        x = F.dropout(_normalised(spec, t, x), dropout_p)
+        if spec.drop_first:
+            x = _normalised(spec, t, F.dropout(x, dropout_p))
+        else:
+            x = F.dropout(_normalised(spec, t, x), dropout_p)
     return (x if spec.project_first else _projected(t, x)), tied_weight
 
 
@@ -219,9 +223,14 @@ def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor)
     return _projected(tables, _normalised(spec, tables, x))
 
 
-def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:
+def _words(
+    spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor, cu_seqlens: Tensor | None
+) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
-    return F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    x = F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    if spec.masked is None or cu_seqlens is None:
+        return x
+    return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
 
 
 def _scaled_for_masked(x: Tensor, is_masked: Tensor, cu_seqlens: Tensor) -> Tensor:

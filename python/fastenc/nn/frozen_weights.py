@@ -29,6 +29,9 @@ class WeightsOwner(Protocol):
     def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]:
         """(weights, description) of every module that computes layers."""
 
+    def position_rows(self) -> torch.Tensor | None:
+        """The rows of the table of relative positions that all layers project, or None without one."""
+
     def layer_adaptations(self) -> Sequence[LayerAdaptation | None]:
         """What is added to each of these modules (PEFT's LoRA, :mod:`fastenc.adapt`), or None."""
 
@@ -172,10 +175,15 @@ def _replacing(layers: list[Prepared]) -> FrozenWeights:
 def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
+        rows = owner.position_rows()
         return [
             Prepared(weights, stacked=stacked(weights))
             if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights)
-            else Prepared(weights, packed=cpu_inference.pack(weights))
+            else Prepared(
+                weights,
+                packed=cpu_inference.pack(weights),
+                positions=cpu_inference.project(rows, weights, spec),
+            )
             for weights, spec in owner.layer_weights()
         ]
 
@@ -201,8 +209,14 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
                         f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
                         f"in layer {number}: load other weights"
                     )
+        rows = owner.position_rows()
         return [
-            Prepared(weights, int8=int8_inference.pack(weights, spec)) for weights, spec in layers
+            Prepared(
+                weights,
+                int8=int8_inference.pack(weights, spec),
+                positions=cpu_inference.project(rows, weights, spec),
+            )
+            for weights, spec in layers
         ]
 
 

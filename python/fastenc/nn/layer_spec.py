@@ -8,7 +8,7 @@ next sublayer's output is added to: the norm's output (post-norm) or the norm's 
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.features import features_of, size
+from fastenc.nn.layer_cache import LayerCache
 from fastenc.ops import checks
 from fastenc.ops.attention_blocks import AttentionBlocks
 
@@ -42,6 +43,7 @@ class AttentionSpec:
         window: number of tokens that a token sees on the left and on the right, -1 without a limit.
         position_terms: the terms that relative positions add to the scores: "c2p" (a query times a position's key),
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
+        interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
         head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
@@ -53,6 +55,7 @@ class AttentionSpec:
     scale: float
     window: tuple[int, int] = (-1, -1)
     position_terms: tuple[str, ...] = ()
+    interleaved: bool = False
     key_heads: int = 0
     head_norm_eps: float | None = None
 
@@ -61,9 +64,32 @@ class AttentionSpec:
         """The numbers of heads of q, k and v."""
         return self.num_heads, self.key_heads or self.num_heads, self.key_heads or self.num_heads
 
-    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, each (total_tokens, heads, head_dim), of the rows of their projection."""
-        return qkv.view(-1, sum(self.heads), self.head_dim).split(self.heads, 1)
+    def split_qkv(self, qkv: Tensor) -> Tensor:
+        """A view (tokens, 3, num_heads, head_dim) of the product (tokens, 3 num_heads head_dim).
+
+        With ``key_heads`` it is (tokens, num_heads + 2 key_heads, head_dim).
+        """
+        if self.key_heads:
+            return qkv.view(len(qkv), sum(self.heads), self.head_dim)
+        if self.interleaved:
+            return qkv.view(len(qkv), self.num_heads, 3, self.head_dim).transpose(1, 2)
+        return qkv.view(len(qkv), 3, self.num_heads, self.head_dim)
+
+    def parts(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each (tokens, heads, head_dim), of the result of :meth:`split_qkv`."""
+        return qkv.split(self.heads, 1) if self.key_heads else qkv.unbind(1)
+
+    def join_qkv(self, qkv: Tensor) -> Tensor:
+        """The inverse of :meth:`split_qkv`; a copy if heads are interleaved."""
+        return (qkv.transpose(1, 2) if self.interleaved else qkv).flatten(1)
+
+    def bias_without_key(self, query: Tensor, value: Tensor) -> Tensor:
+        """The bias of the product, from those of q and v; that of k is 0."""
+        return self.join_qkv(
+            torch.stack((query, torch.zeros_like(query), value)).view(
+                1, 3, self.num_heads, self.head_dim
+            )
+        )[0]
 
 
 @dataclass(frozen=True)
@@ -84,6 +110,8 @@ class LayerSpec:
 
     Fields:
         pre_norm: a sublayer's output is added to the preceding norm's input, not to its output.
+        cross_norm: the norm that ends the sublayer between the other two, whose queries are the layer's tokens and
+            whose keys are those of a source, with heads as in ``attention``; None: the layer has no such sublayer.
         own_norms: a sublayer's output has a norm of its own before it is added, like ``attention_norm`` or ``out_norm``
             but with another weight (Gemma).
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
@@ -94,11 +122,25 @@ class LayerSpec:
     attention_norm: NormSpec
     out_norm: NormSpec
     pre_norm: bool = False
+    cross_norm: NormSpec | None = None
     own_norms: bool = False
     features: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self))
+
+
+class CrossWeights(NamedTuple):
+    """The weights of the sublayer that attends to a source. Those of k and v are one stacked tensor, or two."""
+
+    query_weight: Tensor
+    query_bias: Tensor | None
+    key_value_weights: tuple[Tensor, ...]
+    key_value_biases: tuple[Tensor | None, ...]
+    out_weight: Tensor
+    out_bias: Tensor | None
+    norm_weight: Tensor
+    norm_bias: Tensor | None
 
 
 class LayerWeights(NamedTuple):
@@ -126,6 +168,7 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
+    cross: CrossWeights | None = None
     query_norm_weight: Tensor | None = None
     key_norm_weight: Tensor | None = None
     attention_own_norm_weight: Tensor | None = None
@@ -138,9 +181,26 @@ class LayerWeights(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
-        several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
-        rest = [value for value in self if not isinstance(value, tuple)]
-        return [tensor for tensor in (*several, *rest) if tensor is not None]
+        return list(_tensors_in(self))
+
+    def after_self_attention(self) -> "LayerWeights":
+        """The weights of a layer whose attention is the one to the source: that sublayer and the feed-forward one."""
+        assert self.cross is not None  # only layers with that sublayer ask
+        c = self.cross
+        return self._replace(
+            attention_out_weight=c.out_weight,
+            attention_out_bias=c.out_bias,
+            attention_norm_weight=c.norm_weight,
+            attention_norm_bias=c.norm_bias,
+        )
+
+
+def _tensors_in(values: tuple) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensors_in(value)
+        elif value is not None:
+            yield value
 
 
 class CastWeights(NamedTuple):
@@ -160,8 +220,9 @@ class LayerDropout(NamedTuple):
         attention: of the softmax weights; attention_out: of the attention sublayer's output.
         inner: of the feed-forward layer's activations; down: of the feed-forward sublayer's output.
         positions: of the embeddings of relative positions, before they are projected.
-        rng_states: int64 (2,) for each of attention, attention_out and down, seed and offset of the mask, as
-            :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
+        cross, cross_out: as attention and attention_out, of the sublayer that attends to a source.
+        rng_states: int64 (2,) for each of attention, attention_out, down, cross and cross_out, seed and offset of the
+            mask, as :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
     """
 
     attention: float = 0.0
@@ -169,12 +230,21 @@ class LayerDropout(NamedTuple):
     inner: float = 0.0
     down: float = 0.0
     positions: float = 0.0
-    rng_states: tuple[Tensor | None, ...] = (None, None, None)
+    cross: float = 0.0
+    cross_out: float = 0.0
+    rng_states: tuple[Tensor | None, ...] = (None,) * 5
 
     def probabilities(self) -> dict[str, float]:
         """Name → probability of each dropout that is on."""
         names = (name for name in self._fields if name != "rng_states")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+    def after_self_attention(self) -> "LayerDropout":
+        """As :meth:`LayerWeights.after_self_attention`."""
+        _, _, down, *of_cross = self.rng_states
+        return self._replace(
+            attention=self.cross, attention_out=self.cross_out, rng_states=(*of_cross, down)
+        )
 
 
 NO_DROPOUT = LayerDropout()
@@ -184,18 +254,42 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
     if all(dropout is NO_DROPOUT or not dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
-    states = checks.draw_rng_states(device, 3 * len(dropouts))
+    # Encoders draw no states for sublayers that they lack, so a seed gives them the masks that it always gave.
+    crosses = any(dropout.cross or dropout.cross_out for dropout in dropouts)
+    masks = len(NO_DROPOUT.rng_states) if crosses else 3
+    states = checks.draw_rng_states(device, masks * len(dropouts))
+    missing = NO_DROPOUT.rng_states[masks:]
     return [
-        dropout._replace(rng_states=states[3 * i : 3 * i + 3]) for i, dropout in enumerate(dropouts)
+        dropout._replace(rng_states=(*states[masks * i : masks * (i + 1)], *missing))
+        for i, dropout in enumerate(dropouts)
     ]
 
 
 class RelativePositions(NamedTuple):
     """The embeddings of relative positions (rows, hidden_size), and int32 (2 R + 1,) the row of each distance key -
-    query from -R to R; larger distances have the row of the last one."""
+    query from -R to R; larger distances have the row of the last one. ``first``: the number in the table of the first
+    of the rows."""
 
     embeddings: Tensor
     slots: Tensor
+    first: int = 0
+
+
+class Source(NamedTuple):
+    """What the tokens of a decoder attend to.
+
+    Fields:
+        states: (source_tokens, hidden_size), an encoder's states of packed sequences.
+        cu_seqlens, max_seqlen: these sequences.
+        cu_targets, max_targets: the tokens of the layer's input that attend to each of them, as offsets. A sequence may
+            have several targets, which follow each other.
+    """
+
+    states: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    cu_targets: Tensor
+    max_targets: int
 
 
 class AttentionInputs(NamedTuple):
@@ -208,6 +302,8 @@ class AttentionInputs(NamedTuple):
         relative_positions: for disentangled attention, or None.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
+        source: the source of layers that attend to one, or None.
+        cache: the layer's keys and values of earlier tokens, to which this call adds its own, or None.
     """
 
     cu_seqlens: Tensor
@@ -217,6 +313,8 @@ class AttentionInputs(NamedTuple):
     relative_positions: RelativePositions | None = None
     bounds: Tensor | None = None
     blocks: AttentionBlocks | None = None
+    source: Source | None = None
+    cache: LayerCache | None = None
 
 
 class LayerState(NamedTuple):
@@ -252,9 +350,15 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
 
 
 def stacked(weights: LayerWeights) -> LayerWeights:
-    """The weights with those of q, k and v in one tensor, and those of a gated ``up`` in one tensor."""
-    w = weights
+    """The weights with those of q, k and v, of a gated ``up``, and of a source's k and v in one tensor each."""
+    w, c = weights, weights.cross
     return w._replace(
+        cross=None
+        if c is None
+        else c._replace(
+            key_value_weights=(stack(c.key_value_weights),),
+            key_value_biases=(stack_biases(c.key_value_biases, c.key_value_weights),),
+        ),
         qkv_weights=(stack(w.qkv_weights),),
         qkv_biases=(stack_biases(w.qkv_biases, w.qkv_weights),),
         up_weights=(stack(w.up_weights),),

@@ -33,12 +33,14 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
+    AttentionSpec,
+    CrossWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LINEARS = ("qkv", "attention_out", "up", "down")
-# Linear layers that only some families have.
+# Linear layers and parameters that only some families have.
 POSITIONS = ("position_key", "position_query")
+BIASES = ("query_bias", "value_bias")
 POOLER = "pooler"
 
 
@@ -60,12 +63,16 @@ class LiveLayer:
         modules: our name of a module → transformers' modules, whose weights are stacked.
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
+        biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
+        attention: the description of its attention.
     """
 
     module: nn.Module
     modules: dict[str, tuple[Any, ...]]
     dropouts: LayerDropout
     added: LayerAdaptation | None
+    biases: tuple[tuple[nn.Module, str], ...]
+    attention: AttentionSpec
 
     def weights(self) -> LayerWeights:
         m = self.modules
@@ -73,7 +80,7 @@ class LiveLayer:
         (down,), (out_norm,) = m["down"], m["out_norm"]
         return LayerWeights(
             tuple(linear.weight for linear in m["qkv"]),
-            tuple(linear.bias for linear in m["qkv"]),
+            self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
             attention_norm.weight,
@@ -85,17 +92,36 @@ class LiveLayer:
             out_norm.weight,
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+            cross=self._cross() if "cross.query" in m else None,
         )
 
-    def _position_projections(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias of each, None for one that the layer lacks; empty without any."""
+    def _qkv_biases(self) -> tuple[Tensor | None, ...]:
+        if not self.biases:
+            return tuple(linear.bias for linear in self.modules["qkv"])
+        query, value = (getattr(module, name) for module, name in self.biases)
+        return (self.attention.bias_without_key(query, value),)
+
+    def _position_projections(
+        self,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weight and bias of each, None for one that the layer lacks."""
         if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
-            return ()
-        linears = [self.modules.get(name, (None,))[0] for name in POSITIONS]
-        return tuple(
-            tensor
-            for linear in linears
-            for tensor in ((None, None) if linear is None else (linear.weight, linear.bias))
+            return None, None, None, None
+        key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
+        return *_parameters(key), *_parameters(query)
+
+    def _cross(self) -> CrossWeights:
+        (query,), (out,), (norm,) = (
+            self.modules[f"cross.{name}"] for name in ("query", "out", "norm")
+        )
+        key_value = self.modules["cross.key_value"]
+        return CrossWeights(
+            *_parameters(query),
+            tuple(linear.weight for linear in key_value),
+            tuple(linear.bias for linear in key_value),
+            *_parameters(out),
+            norm.weight,
+            getattr(norm, "bias", None),
         )
 
     def dropout(self) -> LayerDropout:
@@ -209,6 +235,7 @@ class LiveEncoder:
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
+            architecture.drops_before_embedding_norm(self.config),
             architecture.masked_embedding(self.config),
         )
         self.frozen = FrozenWeights()
@@ -296,7 +323,18 @@ class LiveEncoder:
             without_lora = {
                 name: tuple(map(base_linear, several)) for name, several in modules.items()
             }
-            layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
+            biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
+            owned = [path.rpartition(".") for path in biases if path]
+            layers.append(
+                LiveLayer(
+                    module,
+                    without_lora,
+                    dropout,
+                    _added(modules),
+                    tuple((model.get_submodule(owner), name) for owner, _, name in owned),
+                    self.stack.of_module(index).attention,
+                )
+            )
         outside = {
             name: _found(model, paths[0])
             for name, paths in self._names.items()
@@ -375,18 +413,27 @@ class FrozenOwner:
             for index, layer in enumerate(self._layers())
         ]
 
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = self._reading().stack_modules(None).position_table
+        spec = self._live.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         """What PEFT adds to each of them, or None."""
         return [layer.adapted() for layer in self._layers()]
 
     def _layers(self) -> tuple[LiveLayer, ...]:
+        return self._reading().layers
+
+    def _reading(self) -> Reading:
         reading = self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
-        return reading.layers
+        return reading
 
 
 def architecture_of(base: Any) -> Architecture | None:
@@ -404,6 +451,10 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _parameters(linear: Any) -> tuple[Any, Tensor | None]:
+    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -67,12 +67,18 @@ def output_class(model: "PreTrainedModel") -> type:
             given["rope_type"] = (
                 "default"  # "dynamic" reads position ids, which have no values on the meta device
             )
+    if getattr(config, "relative_attention", False):
+        config.relative_attention = (
+            False  # DeBERTa v1 would read a length that it puts on the device
+        )
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
-        return type(new(input_ids=ids))
+        # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
+        mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
+        return type(new(input_ids=ids, attention_mask=mask))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

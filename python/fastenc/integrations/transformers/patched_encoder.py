@@ -90,6 +90,9 @@ class PatchedEncoder(Encoder):
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         return FrozenOwner(self.model, self.live).layer_weights()
 
+    def position_rows(self) -> Tensor | None:
+        return FrozenOwner(self.model, self.live).position_rows()
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         return FrozenOwner(self.model, self.live).layer_adaptations()
 

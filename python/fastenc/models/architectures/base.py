@@ -6,7 +6,7 @@ the path of its module. So one table of names is used for loading a file and for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from fastenc.ops.activation import ACTIVATIONS
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
 
-# Name of our module → name in the checkpoint, or several names, whose tensors are stacked in ours.
+# Name of our module or parameter → name in the checkpoint, or several names, whose tensors are stacked in ours.
 Names = dict[str, str | tuple[str, ...]]
 
 BERT_CONFIG = {
@@ -51,7 +51,11 @@ BERT_EMBEDDINGS: Names = {
 
 @dataclass(frozen=True)
 class Biases:
-    """Which linear layers and norms of an encoder have a bias; norm: those of the layers."""
+    """Which linear layers and norms of an encoder have a bias; norm: those of the layers.
+
+    Without ``key``, the biases of q and v are parameters of their own (``query_bias``, ``value_bias``), and the
+    positions' own projection to keys has none either.
+    """
 
     qkv: bool = True
     attention_out: bool = True
@@ -59,6 +63,7 @@ class Biases:
     down: bool = True
     norm: bool = True
     embedding_norm: bool = True
+    key: bool = True
 
 
 class PositionModules(NamedTuple):
@@ -72,15 +77,15 @@ class PositionModules(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head: an optional dense layer Norm(act(x W + b)), and a last linear layer.
+    """A head: an optional dense layer Norm(act(x W + b)) or feed-forward sublayer, and a last linear layer.
 
     Fields:
-        names: module of the head ("dense", "norm", and "out" or "decoder" and "bias") → name in the checkpoint without
-            the prefix. A module that is not named does not exist.
+        names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
+            → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
         decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
-        dropout_before: whether dropout precedes the dense layer.
+        dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
         pooler: whether the head reads the encoder's pooler instead of a token's vector.
@@ -115,10 +120,18 @@ class Architecture:
         defaults: values of fields that config.json may leave out.
         new_config: fields of a new model that differ from EncoderConfig's defaults.
         has_pooler, has_token_types: whether the family has a pooler and token types.
+        has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
+        detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
+            and also adds the first token's vector.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
+        unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
+        has_decoder: whether the family's models have a decoder. The methods describe it for a configuration with
+            ``is_decoder``.
+        whole_prefix: prefix of the weights of encoder and decoder in a checkpoint of both with a head.
+        eos_token_id: the token that ends a target where config.json does not say it.
         constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
             its values.
         takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
@@ -135,9 +148,11 @@ class Architecture:
     new_config: ClassVar[dict[str, Any]] = {}
     has_pooler: ClassVar[bool] = True
     has_token_types: ClassVar[bool] = True
+    has_unread_pooler: ClassVar[bool] = False
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
+    detector: ClassVar[HeadSpec | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
@@ -149,6 +164,10 @@ class Architecture:
     }
 
     rules: ClassVar[dict[str, Rule]] = {}
+    unread: ClassVar[tuple[str, ...]] = ()
+    has_decoder: ClassVar[bool] = False
+    whole_prefix: ClassVar[str] = ""
+    eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
     takes_inputs_embeds: ClassVar[bool] = True
 
@@ -221,8 +240,9 @@ class Architecture:
     def stack(self, config: EncoderConfig) -> StackSpec:
         """The description of all layers."""
         numbers = range(config.num_layers)
+        layers = tuple(self.layer(config, i) for i in numbers)
         return StackSpec(
-            tuple(self.layer(config, i) for i in numbers),
+            tuple(map(decoder_layer, layers)) if config.is_decoder else layers,
             tuple(self.module_of_layer(config, i) for i in numbers),
             tuple(self.rotary(config, i) for i in numbers),
             self.relative_bias(config),
@@ -296,6 +316,10 @@ class Architecture:
         """Factor of the word embeddings."""
         return 1.0
 
+    def drops_before_embedding_norm(self, config: EncoderConfig) -> bool:
+        """Whether the embeddings' dropout comes before their norm."""
+        return False
+
     def masked_embedding(self, config: EncoderConfig) -> int | None:
         """The token whose embedding is 0, and for whose share the others are scaled (:class:`EmbeddingSpec`)."""
         return None
@@ -307,7 +331,7 @@ class Architecture:
         """The probability of dropout on the last layer's output."""
         return 0.0
 
-    def unread_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
+    def kept_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
         """Name → (inputs, outputs) of linear layers that checkpoints have, and that the encoder only keeps."""
         return {}
 
@@ -340,6 +364,10 @@ class Architecture:
 
     def question_answerer_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
+
+    def question_end(self, config: EncoderConfig) -> int | None:
+        """The id of the token that ends a question whose tokens cannot be the answer; None: they can be."""
+        return None
 
     def module_of_layer(self, config: EncoderConfig, number: int) -> int:
         """The index of the module that computes layer ``number``; layers with shared weights have the same module."""
@@ -390,6 +418,28 @@ class Architecture:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
 
+    # Encoder-decoders
+
+    def decoder_sizes(self, config: EncoderConfig) -> dict[str, Any]:
+        """The fields in which a decoder's configuration differs from its encoder's."""
+        return {}
+
+    def decoder_start(self, config: EncoderConfig) -> int | None:
+        """The first token of the decoder's input, or None if it depends on the target's language."""
+        return config.extra.get("decoder_start_token_id")
+
+    def output_scale(self, config: EncoderConfig) -> float:
+        """Factor of the decoder's states before the projection to the vocabulary."""
+        return 1.0
+
+    def has_logits_bias(self, config: EncoderConfig) -> bool:
+        """Whether a bias that is not trained is added to the logits."""
+        return False
+
+    def name_in_whole(self, config: EncoderConfig, name: str) -> str:
+        """A name of :meth:`names` → the name in an encoder-decoder's checkpoint, without ``whole_prefix``."""
+        return name
+
     def lora_targets(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
         """Our linear layer → LoRA targets, the layers of the checkpoint that are stacked in it, in their order."""
         names = self.names(config)
@@ -401,6 +451,13 @@ class Architecture:
             "up": several["up"] if isinstance(first["up"], tuple) else ("up",),
             "down": ("down",),
         }
+
+
+def decoder_layer(spec: LayerSpec) -> LayerSpec:
+    """The layer with causal self-attention, and with a sublayer that attends to the encoder's states."""
+    return replace(
+        spec, attention=replace(spec.attention, window=(-1, 0)), cross_norm=spec.attention_norm
+    )
 
 
 def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:

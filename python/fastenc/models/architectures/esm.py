@@ -113,7 +113,7 @@ class Esm(Roberta):
     def embedding_dropout_p(self, config) -> float:
         return 0.0
 
-    def unread_linears(self, config) -> dict[str, tuple[int, int]]:
+    def kept_linears(self, config) -> dict[str, tuple[int, int]]:
         return {"contact_head": (config.num_layers * config.num_heads, 1)}
 
     def names(self, config) -> Names:
@@ -130,7 +130,7 @@ class Esm(Roberta):
             "first_norm": "encoder.layer.0.attention.LayerNorm",
             **names,
             f"layers.{count - 1}.out_norm": "encoder.emb_layer_norm_after",
-            "unread.contact_head": "contact_head.regression",
+            "kept.contact_head": "contact_head.regression",
             "pooler": "pooler.dense",
         }
 

@@ -13,7 +13,11 @@ from fastenc.nn.layer_spec import NormSpec
 class PredictionHead(nn.ModuleDict):
     """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out; the HeadSpec says which of these steps exist.
 
-    x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "norm", "out" (W_out, b_out).
+    With a feed-forward sublayer, its output Norm(x + dropout(act(dropout(x) W_up + b_up) W_down + b_down)) is in place
+    of the dense layer's.
+
+    x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "up", "down", "norm", "out" (W_out,
+    b_out).
     Raises: ValueError for a family that has no such head.
     """
 
@@ -33,6 +37,9 @@ class PredictionHead(nn.ModuleDict):
         width = config.hidden_size
         if "dense" in spec.names:
             self["dense"] = nn.Linear(width, width, bias=spec.dense_bias)
+        if "up" in spec.names:
+            self["up"] = nn.Linear(width, config.intermediate_size)
+            self["down"] = nn.Linear(config.intermediate_size, width)
         if "norm" in spec.names:
             bias = config.architecture.biases(config).norm
             self["norm"] = make_norm(NormSpec("layer", config.eps), width, bias)
@@ -44,13 +51,20 @@ class PredictionHead(nn.ModuleDict):
     def transform(self, x: Tensor) -> Tensor:
         """What the head computes before its last dropout and layer, (rows, hidden_size)."""
         if "dense" in self:
-            x = F.dropout(x, self.dropout_before_p, self.training and self.spec.dropout_before)
-            x = activate_plain(self["dense"](x), None, self.activation)
+            x = self["dense"](self._drop_before(x))
+            x = activate_plain(x, None, self.activation)
+        if "up" in self:
+            inner = self["up"](self._drop_before(x))
+            down = self["down"](activate_plain(inner, None, self.activation))
+            x = x + F.dropout(down, self.dropout_p, self.training)
         return self["norm"](x) if "norm" in self else x
 
     def last(self, x: Tensor) -> Tensor:
         """The last dropout and layer: the logits for the results of :meth:`transform`."""
         return self["out"](F.dropout(x, self.dropout_p, self.training and self.spec.dropout_after))
+
+    def _drop_before(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout_before_p, self.training and self.spec.dropout_before)
 
     def names(self, prefix: str) -> dict[str, str]:
         """Name of a module in our model (with ``prefix``) → its name in the checkpoint."""

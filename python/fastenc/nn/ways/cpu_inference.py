@@ -5,13 +5,14 @@ call, into memory that the thread reuses, so a changed weight is always seen. :f
 the user's promise that they do not change. With few rows, each weight is read once, and not packed unless it is frozen.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from fastenc.nn.layer import normalise_heads, project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, HEAD_NORMS, OWN_NORMS, LayerCall, PackedWeights
+from fastenc.nn.layer_call import DISENTANGLED, HEAD_NORMS, OWN_NORMS, LayerCall, PackedWeights, ProjectedPositions
 from fastenc.nn.layer_spec import (
-    AttentionInputs,
     LayerSpec,
     LayerState,
     LayerWeights,
@@ -47,9 +48,19 @@ def pack(weights: LayerWeights) -> PackedWeights:
     )
 
 
+def project(
+    rows: Tensor | None, weights: LayerWeights, spec: LayerSpec
+) -> ProjectedPositions | None:
+    """The layer's projections of the rows of a table of relative positions; None if it reads none."""
+    if rows is None or not spec.attention.position_terms:
+        return None
+    return ProjectedPositions(*project_positions(rows, weights, spec.attention))
+
+
 # The features of a call that these ops compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "key_heads"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
+    | {"key_heads"}
     | DISENTANGLED
     | HEAD_NORMS
     | OWN_NORMS
@@ -132,9 +143,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    if a.position_terms:
-        attended = _attend_disentangled(x, inputs, w, spec, packed)
-    elif few_rows or _shares_sequences(x, inputs.max_seqlen):
+    in_one_op = not (a.position_terms or a.interleaved)
+    if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -154,7 +164,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             *a.window,
         )
     else:
-        attended = _attend(x, inputs, w, spec, packed)
+        attended = attend(_project(x, w, spec, packed), layer_call)
     y, residual = torch.ops.fastenc.encoder_layer_after_attention(
         attended,
         state.residual,
@@ -189,60 +199,53 @@ def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
     return threads == 1 or max_seqlen * MIN_SEQUENCES_PER_THREAD * threads <= x.shape[0]
 
 
-def _attend(
-    x: Tensor,
-    inputs: AttentionInputs,
-    w: LayerWeights,
-    spec: LayerSpec,
-    packed: PackedWeights | None,
-) -> Tensor:
+def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
+    """The product with q, k and v."""
     a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    columns = sum(a.heads) * a.head_dim
     if packed is not None:
         bias = None if bias is None else bias.float()
-        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
-    else:
-        qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
-    qkv = qkv.view(x.shape[0], sum(a.heads), a.head_dim)
-    if a.head_norm_eps is not None:
-        qkv = normalise_heads(qkv, w, a)
-    attended = attention_op(
-        qkv,
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        softmax_scale=a.scale,
-        window_size=a.window,
-        relative_bias=inputs.relative_bias,
-        rotary=inputs.rotary,
-        num_key_heads=a.heads[1],
-    )
-    return attended.flatten(1).float()
+        return gemm.gemm_packed(x.float(), packed.qkv, bias, sum(a.heads) * a.head_dim)
+    if a.position_terms:
+        return stacked_linear(x, w.qkv_weights, w.qkv_biases)
+    return torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
 
 
-def _attend_disentangled(
-    x: Tensor,
-    inputs: AttentionInputs,
-    w: LayerWeights,
-    spec: LayerSpec,
-    packed: PackedWeights | None,
-) -> Tensor:
-    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    assert inputs.relative_positions is not None  # the stack makes them for every such layer
-    if packed is not None:
-        bias = None if bias is None else bias.float()
-        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
+    """Attention of the product with q, k and v: float32 (total_tokens, num_heads * head_dim)."""
+    inputs, a = layer_call.inputs, layer_call.spec.attention
+    if a.position_terms:
+        assert inputs.relative_positions is not None  # the stack makes them for every such layer
+        embeddings, slots, first = inputs.relative_positions
+        tables: Iterable[Tensor | None]
+        if (once := layer_call.prepared.positions) is not None:
+            rows = slice(first, first + embeddings.shape[0])
+            tables = (None if table is None else table[rows] for table in once)
+        else:
+            weights = layer_call.prepared.stacked or layer_call.weights
+            tables = project_positions(embeddings, weights, a)
+        keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
+        attended = disentangled_attention(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            slots,
+            position_keys=keys,
+            position_queries=queries,
+            softmax_scale=a.scale,
+        )
     else:
-        qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    embeddings, slots = inputs.relative_positions
-    tables = project_positions(embeddings, w, a)
-    keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
-    attended = disentangled_attention(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        slots,
-        position_keys=keys,
-        position_queries=queries,
-        softmax_scale=a.scale,
-    )
+        heads = a.split_qkv(qkv)
+        if a.head_norm_eps is not None:
+            weights = layer_call.prepared.stacked or layer_call.weights
+            heads = normalise_heads(heads, weights, a)
+        attended = attention_op(
+            heads,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            softmax_scale=a.scale,
+            window_size=a.window,
+            relative_bias=inputs.relative_bias,
+            rotary=inputs.rotary,
+            num_key_heads=a.key_heads or None,
+        )
     return attended.flatten(1).float()

@@ -33,7 +33,8 @@ from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these nodes compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "key_heads"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
+    | {"key_heads"}
     | DISENTANGLED
     | HEAD_NORMS
     | OWN_NORMS
@@ -228,11 +229,11 @@ class _Attention(torch.autograd.Function):
             )
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
+        qkv = spec.split_qkv(qkv)
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.disentangled = bool(spec.position_terms)
         tensors: tuple[Tensor | None, ...]
-        if ctx.disentangled:
+        if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
             tensors = (position_keys, position_queries, inputs.relative_positions.slots)
             tensors = (*tensors, inputs.cu_seqlens, rng_state)
@@ -243,7 +244,7 @@ class _Attention(torch.autograd.Function):
                 inputs, relative_bias, spec, rng_state, dropout_p
             )
             attend = torch.ops.fastenc.attention_fwd
-        q, k, v = spec.split(qkv)
+        q, k, v = spec.parts(qkv)
         if spec.head_norm_eps is not None:
             (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
         attended, lse = attend(q, k, v, *tensors, *numbers)
@@ -288,12 +289,12 @@ class _Attention(torch.autograd.Function):
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
             if needs_x or needs_qkv or needs_qkv_bias or any(needs[9:14]):
                 dattended = gemm(dprojected, out_weight).view(attended.shape)
-                q, k, v = spec.split(qkv)
+                q, k, v = spec.parts(qkv)
                 if spec.head_norm_eps is not None:
                     # Computed again, so that the forward need not keep them.
                     (q, of_q), (k, of_k) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
                 arguments = (q, k, v, *tensors, *ctx.numbers)
-                if ctx.disentangled:
+                if spec.position_terms:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
                     dqkv, dkeys, dqueries, dbias = backward(
                         dattended, attended, lse, *arguments, needs_qkv_bias
@@ -303,14 +304,15 @@ class _Attention(torch.autograd.Function):
                         dattended, None, attended, lse, *arguments, True, needs_relative_bias,
                         needs_qkv_bias and spec.head_norm_eps is None,
                     )  # fmt: skip
-                dqkv = dqkv.flatten(1)
+                dqkv = dqkv.view(qkv.shape)
                 if spec.head_norm_eps is not None:
-                    dhead_norms = _head_norms_backward(spec.split(dqkv), (of_q, of_k), needs[12:14])
-                    dbias = column_sum(dqkv) if needs_qkv_bias else None
+                    dhead_norms = _head_norms_backward(spec.parts(dqkv), (of_q, of_k), needs[12:14])
+                    dbias = column_sum(dqkv.flatten(1)) if needs_qkv_bias else None
+                dqkv = spec.join_qkv(dqkv)
                 if needs_qkv:
                     dqkv_weight = gemm(dqkv.t(), x, dtype=ctx.dtypes[0])
                 if needs_qkv_bias:
-                    dqkv_bias = dbias
+                    dqkv_bias = spec.join_qkv(dbias.view(1, *qkv.shape[1:]))[0]
                 if needs_x and ctx.one_input:
                     dx = gemm(dqkv, qkv_weight, added=dresidual)
                 elif needs_x:
