@@ -21,6 +21,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
     NormSpec,
+    norm_factor,
     stack,
     stack_biases,
 )
@@ -139,7 +140,8 @@ def start(x: Tensor, norm: tuple[Tensor, Tensor | None] | None, spec: NormSpec) 
     """The first layer's state for the embeddings' output x: (x, x), or (Norm(x), x) if the stack begins with a norm."""
     if norm is None:
         return LayerState(x, x)
-    return LayerState(normalise(x, *norm, spec), x)
+    weight, bias = norm
+    return LayerState(normalise(x, norm_factor(weight, spec), bias, spec), x)
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) -> Tensor:
@@ -350,6 +352,7 @@ def _end_attention(
         pre_norm,
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
+        w.attention_own_norm_weight,
     )
 
 

@@ -168,11 +168,11 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
-    cross: CrossWeights | None = None
     query_norm_weight: Tensor | None = None
     key_norm_weight: Tensor | None = None
     attention_own_norm_weight: Tensor | None = None
     down_own_norm_weight: Tensor | None = None
+    cross: CrossWeights | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""

@@ -377,9 +377,7 @@ def _split(qkv: tuple[Tensor, ...], num_key_heads: int | None) -> tuple[Tensor, 
         return qkv
     if num_key_heads is None:
         return qkv[0].unbind(1)
-    return qkv[0].split(
-        (qkv[0].shape[1] - 2 * num_key_heads, num_key_heads, num_key_heads), 1
-    )
+    return qkv[0].split((qkv[0].shape[1] - 2 * num_key_heads, num_key_heads, num_key_heads), 1)
 
 
 class _Attention(torch.autograd.Function):
@@ -463,8 +461,8 @@ define(
     triton="attention.attention_forward",
 )
 # k and v may have fewer heads than q, which divide its number.
-# packed: q, k and v are views of one qkv. Then the first result is the gradient of qkv, (total_tokens, heads of q, k and
-# v, head_dim), and the next two are empty.
+# packed: q, k and v are views of one qkv. Then the first result is the gradient of qkv, (total_tokens, heads of all
+# three, head_dim), and the next two are empty.
 # wants_bias, only with packed: return the gradient of the projection's bias too, the sum of dqkv over the tokens,
 # float32.
 define(

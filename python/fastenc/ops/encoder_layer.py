@@ -38,7 +38,8 @@ library.define(
     "encoder_layer_after_attention(Tensor attended, Tensor residual, Tensor[] attention_out,"
     " Tensor? attention_out_bias, Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor[] up,"
     " Tensor? up_bias, Tensor[] down, Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias,"
-    " Tensor? attention_own_norm, Tensor? down_own_norm, bool packed, bool few_rows, int inner, int activation, bool gated, bool pre_norm, bool rms, float attention_norm_eps,"
+    " Tensor? attention_own_norm, Tensor? down_own_norm, bool packed, bool few_rows, int inner, int activation,"
+    " bool gated, bool pre_norm, bool rms, float attention_norm_eps,"
     " float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )

@@ -84,6 +84,7 @@ library.define(
     "int8_layer_after_attention(Tensor attended, Tensor residual, Tensor attention_out, Tensor? attention_out_bias,"
     " Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor up, Tensor? gate, Tensor? up_bias, Tensor down,"
     " Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, Tensor? attention_own_norm,"
-    " Tensor? down_own_norm, int inner, int activation, bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps) -> (Tensor, Tensor)",
+    " Tensor? down_own_norm, int inner, int activation, bool pre_norm, bool rms, float attention_norm_eps,"
+    " float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )

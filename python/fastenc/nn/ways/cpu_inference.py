@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.layer import normalise_heads, project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, HEAD_NORMS, OWN_NORMS, LayerCall, PackedWeights, ProjectedPositions
+from fastenc.nn.layer_call import (
+    DISENTANGLED,
+    HEAD_NORMS,
+    OWN_NORMS,
+    LayerCall,
+    PackedWeights,
+    ProjectedPositions,
+)
 from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,

@@ -351,7 +351,7 @@ def _head_norms_backward(dheads, saved, needs) -> tuple[Tensor | None, Tensor | 
 
 
 class _FeedForward(torch.autograd.Function):
-    """Norm(residual + dropout(OwnNorm(FFN(x)))), and with pre-norm also the sum; arguments as in :class:`_Attention`."""
+    """Norm(residual + dropout(OwnNorm(FFN(x)))), and with pre-norm also the sum; arguments as in _Attention."""
 
     @staticmethod
     def forward(
