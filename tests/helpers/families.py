@@ -216,7 +216,7 @@ BY_NAME = {
         "Qwen3",
         SIZES
         | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, is_causal=False)
-        | dict(pad_token_id=0, attn_implementation="eager"),
+        | dict(pad_token_id=0),
         linears=ROTARY_LINEARS,
         no_heads="transformers' heads read the last token",
         no_prefix="rotary positions",

@@ -33,6 +33,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
     NormSpec,
+    OwnNormFactors,
     norm_factor,
 )
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
@@ -472,17 +473,14 @@ def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
     return encoder
 
 
-def _own_norm_factors(
-    layer: EncoderLayer, norms: tuple[NormSpec, NormSpec]
-) -> tuple[Tensor | None, ...]:
-    """The factors of the norms that only some families have, in the order of LayerWeights; None for a missing one."""
-    if layer.query_norm is None and layer.attention_own_norm is None:
-        return None, None, None, None
-    modules = layer.query_norm, layer.key_norm, layer.attention_own_norm, layer.down_own_norm
-    specs = norms[1], norms[1], *norms
-    return tuple(
-        None if module is None else norm_factor(module.weight, spec)
-        for module, spec in zip(modules, specs, strict=True)
+def _own_norm_factors(layer: EncoderLayer, norms: tuple[NormSpec, NormSpec]) -> OwnNormFactors:
+    """The factors of the norms that only some families have, None for a missing one."""
+    factor = lambda module, spec: None if module is None else norm_factor(module.weight, spec)
+    return (
+        factor(layer.query_norm, norms[1]),
+        factor(layer.key_norm, norms[1]),
+        factor(layer.attention_own_norm, norms[0]),
+        factor(layer.down_own_norm, norms[1]),
     )
 
 

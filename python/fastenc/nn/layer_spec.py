@@ -143,6 +143,10 @@ class CrossWeights(NamedTuple):
     norm_bias: Tensor | None
 
 
+# Of RMSNorms of queries and keys, and of norms of the two sublayers' outputs, where a layer has them.
+OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
 class LayerWeights(NamedTuple):
     """Weights (out_features, in_features) and biases (out_features,), which may be None.
 

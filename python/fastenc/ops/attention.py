@@ -527,8 +527,11 @@ def _plain_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, key_bias=None, **biase
     return torch.cat(outputs)
 
 
-def _plain(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, **biases) -> Tensor:
-    q, k, v = qkv.unbind(1)
+def _plain(
+    qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, num_key_heads=None, **biases
+) -> Tensor:
+    q, k, v = _split((qkv,), num_key_heads)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if rotary is not None:
         q, k = (rotated(x, rotary, cu_seqlens) for x in (q, k))
     return _plain_attention(q, k, v, cu_seqlens, cu_seqlens, **biases)
@@ -561,4 +564,14 @@ _attention_case(
     "rotary",
     lambda size, draw: {"rotary": draw.keep(rotary_table(size.longest, size.head_dim))},
 )
+
+
+def _grouped_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    divisors = [n for n in range(1, size.heads) if size.heads % n == 0]
+    key_heads = draw.choice(*(divisors or [1]))
+    heads = size.heads + 2 * key_heads
+    return {"qkv": draw.normal(size.tokens, heads, size.head_dim), "num_key_heads": key_heads}
+
+
+_attention_case("grouped queries", _grouped_inputs)
 declare_case(cross_attention, _cross_inputs, _plain_cross)

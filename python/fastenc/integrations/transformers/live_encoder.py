@@ -38,6 +38,7 @@ from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,
     LayerWeights,
+    OwnNormFactors,
     norm_factor,
 )
 from fastenc.nn.relative_positions import position_rows, position_table
@@ -103,13 +104,14 @@ class LiveLayer:
         query, value = (getattr(module, name) for module, name in self.biases)
         return (self.spec.attention.bias_without_key(query, value),)
 
-    def _own_norm_factors(self) -> tuple[Tensor | None, ...]:
+    def _own_norm_factors(self) -> OwnNormFactors:
         """The factors of ``OWN_NORMS``, None for one that the layer lacks."""
         if self.modules.keys().isdisjoint(OWN_NORMS):
             return None, None, None, None
-        norms = (self.modules.get(name, (None,))[0] for name in OWN_NORMS)
         spec = self.spec.out_norm  # all norms of a layer are of one kind
-        return tuple(None if norm is None else norm_factor(norm.weight, spec) for norm in norms)
+        factor = lambda norm: None if norm is None else norm_factor(norm.weight, spec)
+        query, key, attention, down = (factor(self.modules.get(n, (None,))[0]) for n in OWN_NORMS)
+        return query, key, attention, down
 
     def _position_projections(
         self,

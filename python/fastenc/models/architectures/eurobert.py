@@ -4,7 +4,7 @@ The layers are pre-norm with RMSNorm, SwiGLU and rotary positions. The masked-LM
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
@@ -52,9 +52,13 @@ class EuroBert(Architecture):
     has_pooler = False
     has_token_types = False
     theta = 10_000.0
-    lm_head = HeadSpec({"decoder": "lm_head", "bias": "lm_head.bias"})
-    classifier = HeadSpec({"dense": "dense", "out": "classifier"}, dropout_after=False)
-    token_classifier = HeadSpec({"out": "classifier"}, dropout_after=False)
+    lm_head: ClassVar[HeadSpec | None] = HeadSpec({"decoder": "lm_head", "bias": "lm_head.bias"})
+    classifier: ClassVar[HeadSpec | None] = HeadSpec(
+        {"dense": "dense", "out": "classifier"}, dropout_after=False
+    )
+    token_classifier: ClassVar[HeadSpec | None] = HeadSpec(
+        {"out": "classifier"}, dropout_after=False
+    )
     question_answerer = None
     supported = {}
     rules = {

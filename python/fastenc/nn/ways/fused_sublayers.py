@@ -276,7 +276,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
         head_norms, rest = rest[:2], rest[2:]
-        spec, dhead_norms = ctx.spec, (None, None)
+        spec = ctx.spec
+        dhead_norms: tuple[Tensor | None, Tensor | None] = (None, None)
         tensors, saved = rest[: ctx.tensors], rest[ctx.tensors :]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
