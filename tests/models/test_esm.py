@@ -52,8 +52,8 @@ def test_masked_tokens_and_vectors_in_their_place():
     with torch.no_grad():
         close(patched(**batch).last_hidden_state[mask], theirs(**batch).last_hidden_state[mask])
         with pytest.warns(UserWarning, match="called with inputs_embeds"):
-            found = patched(**vectors)
-        close(found.last_hidden_state, theirs(**vectors).last_hidden_state)
+            output = patched(**vectors)
+        close(output.last_hidden_state, theirs(**vectors).last_hidden_state)
 
 
 def test_a_file_without_the_head_for_contacts(tmp_path):

@@ -57,9 +57,9 @@ def test_loss_and_gradients_are_those_of_the_formula(parts, tmp_path):
     replaced = ids != torch.where(labels != -100, labels, batch["input_ids"])
     shared = generator.deberta.embeddings.word_embeddings.weight
     delta = ours.discriminator.encoder.embeddings.word.delta.detach().clone().requires_grad_()
-    call = dict(batch, input_ids=ids)
+    arguments = dict(batch, input_ids=ids)
     weights = {WORDS: shared.detach() + delta}
-    hidden = functional_call(encoder, weights, (), call).last_hidden_state
+    hidden = functional_call(encoder, weights, (), arguments).last_hidden_state
     head, size = ours.discriminator, (32,)
     x = F.layer_norm(hidden + hidden[:, :1], size, head.norm.weight, head.norm.bias, 1e-7)
     logits = head.out(F.gelu(head.dense(x)))[mask][:, 0]
@@ -68,8 +68,11 @@ def test_loss_and_gradients_are_those_of_the_formula(parts, tmp_path):
     torch.testing.assert_close(output.loss, loss, rtol=1e-5, atol=1e-5)
     shared_grad, delta_grad = torch.autograd.grad(loss, (shared, delta))
     tables = ours.generator.encoder.embeddings.word, ours.discriminator.encoder.embeddings.word
-    for found, wanted in ((tables[0].weight.grad, shared_grad), (tables[1].delta.grad, delta_grad)):
-        assert wanted.norm() > 0 and (found - wanted).norm() < 1e-4 * wanted.norm()
+    for gradient, wanted in (
+        (tables[0].weight.grad, shared_grad),
+        (tables[1].delta.grad, delta_grad),
+    ):
+        assert wanted.norm() > 0 and (gradient - wanted).norm() < 1e-4 * wanted.norm()
 
 
 def test_a_saved_pair_continues_to_the_last_bit(parts, tmp_path):

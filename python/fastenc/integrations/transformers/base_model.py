@@ -149,7 +149,9 @@ def run(
     dtype = _stream_dtype(x)
     modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
-    states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules)
+    states = run_stack(
+        x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules, padded_length=inputs.shape[1]
+    )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)
