@@ -90,7 +90,7 @@ def attention(
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device. None: random, from the device's
             default generator.
         num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
-            the queries reads head h // (num_heads / num_key_heads).
+            the queries reads head h // (num_heads / num_key_heads). A GPU copies keys and values for each head.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 128), "reference" or
             "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
