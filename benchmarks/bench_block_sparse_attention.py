@@ -1,7 +1,8 @@
-"""Block-sparse attention by BigBird's plan against PyTorch's attention with a mask of it, forward and backward."""
+"""Block-sparse attention by BigBird's plan against transformers', and PyTorch's with a mask of it, both directions."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,16 @@ from benchmarks._harness import (
     ON_GPU,
     Work,
     compare_functions,
-    dtype_name,
-    run_groups,
+    compiled,
+    peer,
+    run_shapes,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from benchmarks.gpu_quick import problems
 from fastenc.nn.block_plan import block_plan, longest_full
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops import block_sparse_attention
+from fastenc.ops.block_sparse_attention import BlockPlan
 
 TABLES = {"block_sparse_attention": "Attention of blocks (BigBird)"}
 SMALLEST = ([20, 1, 7], 2, 16, 1, torch.float32)  # the shape that the tests measure
@@ -62,7 +65,7 @@ def measure(
     plan = block_plan(spec, cu_seqlens, total, longest)
     assert plan is not None  # the longest sequence is too long to see all tokens
     new = lambda *shape: torch.randn(total, *shape, heads, dim, device=DEVICE).to(dtype)
-    masks = [mask_of(*part, block_size, dtype) for part in parts(plan, cu_seqlens, block_size)]
+    masks = [mask_of(*part, block_size) for part in parts(plan, cu_seqlens, block_size)]
 
     def ours(qkv: Tensor) -> Tensor:
         return block_sparse_attention(qkv, cu_seqlens, longest, plan, block_size)
@@ -72,14 +75,22 @@ def measure(
         outputs = []
         for part, mask in zip(qkv.split(lengths), masks, strict=True):
             q, k, v = part.permute(1, 2, 0, 3).unbind(0)
+            mask = mask.to(qkv.dtype)
             out = F.scaled_dot_product_attention(q[None], k[None], v[None], mask)
             outputs.append(out[0].transpose(0, 1))
         return torch.cat(outputs)
 
+    providers = {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)}
+    if len({*lengths}) == 1 and longest % block_size == 0:
+        shape = (len(lengths), longest, heads, dim)
+        providers["transformers"] = peer(
+            "transformers.models.big_bird.modeling_big_bird",
+            lambda module: theirs(module, shape, block_size, dtype),
+        )
     forward, backward = work(lengths, heads, dim, block_size, dtype)
     return compare_functions(
         name,
-        {"fastenc": ours, "sdpa with a mask": plain},
+        providers,
         (new(3).requires_grad_(),),
         new(),
         forward=forward,
@@ -87,7 +98,36 @@ def measure(
     )
 
 
-def parts(plan, cu_seqlens: Tensor, block_size: int) -> Iterator[tuple[int, list[dict[int, int]]]]:
+def theirs(
+    module: Any, shape: tuple[int, int, int, int], block_size: int, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """transformers' attention, in evaluation."""
+    batch, length, heads, dim = shape
+    config = module.BigBirdConfig(
+        hidden_size=heads * dim,
+        num_attention_heads=heads,
+        block_size=block_size,
+        max_position_embeddings=length,
+    )
+    attention = module.BigBirdBlockSparseAttention(config).eval()
+    ones = torch.ones(batch, length, device=DEVICE, dtype=dtype)
+    blocked, band, *masks = module.BigBirdModel.create_masks_for_block_sparse_attn(ones, block_size)
+    sizes = (heads, 3, dim, block_size, block_size, batch, length, length)
+    plan = {"seed": 0, "plan_from_length": None, "plan_num_rand_blocks": None}
+
+    def run(qkv: Tensor) -> Tensor:
+        heads_first = (x.view(shape).transpose(1, 2) for x in qkv.unbind(1))
+        out, _ = attention.bigbird_block_sparse_attention(
+            *heads_first, band, *masks, blocked, blocked, *sizes, **plan
+        )
+        return out.reshape(-1, heads, dim)
+
+    return run
+
+
+def parts(
+    plan: BlockPlan, cu_seqlens: Tensor, block_size: int
+) -> Iterator[tuple[int, list[dict[int, int]]]]:
     """(length, for each block {block of keys: count}) of every sequence."""
     starts, columns, counts = (x.tolist() for x in plan)
     offsets = cu_seqlens.tolist()
@@ -97,23 +137,18 @@ def parts(plan, cu_seqlens: Tensor, block_size: int) -> Iterator[tuple[int, list
         yield end - first, [{columns[e]: counts[e] for e in row} for row in entries]
 
 
-def mask_of(length: int, rows: list[dict[int, int]], block_size: int, dtype: torch.dtype) -> Tensor:
+def mask_of(length: int, rows: list[dict[int, int]], block_size: int) -> Tensor:
     """(length, length): the logarithms of the counts."""
     mask = torch.zeros(-(-length // block_size), -(-length // block_size))
     for i, row in enumerate(rows):
         for j, count in row.items():
             mask[i, j] = count
     wide = mask.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1)
-    return wide[:length, :length].log().to(DEVICE, dtype)
+    return wide[:length, :length].log().to(DEVICE)
 
 
 def main() -> None:
-    groups = {}
-    for shape, case in SHAPES.items():
-        for dtype in (torch.float32, torch.bfloat16):
-            name = f"{shape}, {dtype_name(dtype)}"
-            groups[name] = partial(measure, name, *case, dtype)
-    run_groups("block_sparse_attention", groups)
+    run_shapes("block_sparse_attention", measure, SHAPES)
 
 
 def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:
