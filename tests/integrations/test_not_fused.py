@@ -80,7 +80,10 @@ CALLS = {
         (called(position_ids=numbered), FUSED),
         (called("modernbert", position_ids=numbered), OWN),
     ],
-    "`inputs_embeds`": [(called(input_ids=None, inputs_embeds=embedded), FUSED)],
+    "`inputs_embeds`": [
+        (called(input_ids=None, inputs_embeds=embedded), FUSED),
+        (called("esm", input_ids=None, inputs_embeds=embedded), OWN),
+    ],
     "question answering with labels and padding": [
         (called(task="ForQuestionAnswering", start_positions=first, end_positions=first), OWN)
     ],
