@@ -30,8 +30,8 @@ def run(*command, cwd, python=sys.executable, **environment):
     return done
 
 
-def build(checkout, target, kind, **environment):
-    command = ("-m", "build", kind, "--no-isolation", "--outdir", str(target))
+def build(checkout, target, distribution, **environment):
+    command = ("-m", "build", distribution, "--no-isolation", "--outdir", str(target))
     run(*command, cwd=checkout, **environment)
 
 

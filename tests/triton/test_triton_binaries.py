@@ -43,6 +43,7 @@ ALONE = re.compile(
     r"|attention kernel=backward_kv head_dim=(96 precision=half biased=True|128)"
     r"|attention_short max_seqlen=128 backward=True"
     r"|disentangled_attention kernel=((?!forward)\w+ head_dim=\d+ precision=half|.* precision=ieee)"
+    r"|block_sparse_attention kernel=backward_\w+ head_dim=\d+ precision=half"
     r"|linear_gelu "
     r"|(embedding_)?layer_norm width=(2560|[3-8]\d{3}) |crf 64 tags"
     r"|head statistics \d+ \w+ targets, window, bias=True"
@@ -75,6 +76,7 @@ NORM = "{}layer_norm width=768 itemsize=2 backward={} dropout=True dtype=bfloat1
 DISENTANGLED = (
     "disentangled_attention kernel={} head_dim=64 precision=half dropout=True dtype=float16"
 )
+BLOCK_SPARSE = "block_sparse_attention kernel={} head_dim=64 precision=half dtype=float16"
 LINEAR_GELU = "linear_gelu width=3072 inner=768 backward={} dtype=bfloat16"
 BUDGETS = {
     90: [
@@ -105,6 +107,9 @@ BUDGETS = {
         Budget(
             DISENTANGLED.format("backward_tables") + " of queries", 2, (156.0, 156.0), 216, "mma"
         ),
+        Budget(BLOCK_SPARSE.format("forward"), 32, (16.4, 16.4), 152, "wgmma"),
+        Budget(BLOCK_SPARSE.format("backward_kv"), 16, (37.0, 37.0), 184, "wgmma"),
+        Budget(BLOCK_SPARSE.format("backward_q"), 16, (29.6, 29.6), 128, "wgmma"),
         Budget(LINEAR_GELU.format(False), 64, (1.2, 1.3), 144, "wgmma"),
         Budget(LINEAR_GELU.format(True), 64, (1.3, 1.4), 152, "wgmma"),
         # A block with vectors and one with a mask, of which a program takes one.
@@ -135,7 +140,7 @@ def takes_matrix_instructions(name: str) -> bool:
         return "fp32" not in name
     if name.startswith(("index sum", "linear_gelu")):
         return True
-    of_attention = name.startswith(("attention", "disentangled_attention"))
+    of_attention = name.startswith(("attention", "block_sparse_", "disentangled_attention"))
     return of_attention and "precision=ieee" not in name
 
 

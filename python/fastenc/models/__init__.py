@@ -2,6 +2,7 @@
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.heads.discriminator import Discriminator
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.question_answerer import QuestionAnswerer
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel
@@ -13,6 +14,7 @@ from fastenc.models.heads.token_classifier import TokenClassifier
 from fastenc.models.outputs import LossTerm, ModelOutput
 
 __all__ = [
+    "Discriminator",
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",

@@ -123,7 +123,9 @@ class EncoderConfig:
     def to_hf(self) -> dict[str, Any]:
         """The contents of the family's config.json."""
         mix = {LAYER_MIX: True} if self.layer_mix else {}
-        return {**self.extra, **self.architecture.write(self), **mix, "model_type": self.family}
+        constants = self.architecture.constants.values()
+        extra = {key: value for key, value in self.extra.items() if key not in constants}
+        return {**extra, **self.architecture.write(self), **mix, "model_type": self.family}
 
     def replace(self, **changes: Any) -> "EncoderConfig":
         """A copy with some fields changed. head_dim follows hidden_size and num_heads if it did before."""

@@ -149,6 +149,9 @@ class EncoderLayer(nn.Module):
     def dropout(self) -> LayerDropout:
         return self.train_dropout if trains(self) else NO_DROPOUT
 
+    def draws_blocks(self) -> bool:
+        return trains(self)
+
     def adapted(self) -> LayerAdaptation | None:
         """The modules of the adaptation in use, or None."""
         if self.adaptation is None:
@@ -190,6 +193,7 @@ class LayerStack(nn.Module):
             norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
             scale=architecture.embedding_scale(config),
+            masked=architecture.masked_embedding(config),
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
@@ -217,6 +221,9 @@ class LayerStack(nn.Module):
             None
             if convolution is None
             else Convolution(convolution, width, config.hidden_dropout_p)
+        )
+        self.kept = nn.ModuleDict(
+            {name: nn.Linear(*size) for name, size in architecture.kept_linears(config).items()}
         )
         self.final_dropout_p = architecture.final_dropout_p(config)
         self.gradient_checkpointing = False
@@ -290,7 +297,7 @@ class Encoder(LayerStack, PretrainedModel):
     """
 
     architecture = "Model"
-    optional_parts = ("pooler", "mix")
+    optional_parts = ("pooler", "mix", "kept")
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)

@@ -172,6 +172,7 @@ class PretrainedModel(nn.Module):
         config = EncoderConfig.from_hf(values)
         tensors = cls.by_current_names(config, checkpoint.read_tensors(folder), folder)
         _check_depth(config, tensors, folder)
+        config = _with_constants(config, tensors, folder)
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)
@@ -241,6 +242,9 @@ class PretrainedModel(nn.Module):
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
+        prefix = _prefix_of(self.config) if self.architecture != "Model" else ""
+        for name, value in self.config.architecture.constant_values(self.config).items():
+            tensors[prefix + name] = value
         return self.config.architecture.export_state_dict(tensors, self.config)
 
     @classmethod
@@ -285,7 +289,7 @@ class PretrainedModel(nn.Module):
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
         architecture = self.config.architecture
-        prefix = f"{architecture.prefix}." if with_prefix and architecture.prefix else ""
+        prefix = _prefix_of(self.config) if with_prefix else ""
         encoder_names = {**architecture.names(self.config), "mix": LAYER_MIX}
         head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
@@ -332,9 +336,7 @@ class PretrainedModel(nn.Module):
     @classmethod
     def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:
         """One tensor by its current name or names; empty if the model does not read it."""
-        architecture = config.architecture
-        prefix = f"{architecture.prefix}." if architecture.prefix else ""
-        return architecture.renamed(stored.removeprefix(prefix), tensor)
+        return config.architecture.renamed(stored.removeprefix(_prefix_of(config)), tensor)
 
     def stored_prefixes(self) -> tuple[str, ...]:
         """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
@@ -357,9 +359,9 @@ class PretrainedModel(nn.Module):
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in tensors]
-            # A checkpoint may lack the pooler, the mix of layers and this head.
+            # A checkpoint may lack the pooler, the mix of layers, this head, and layers that are only kept.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
-            optional = optional or "pooler" in ours or is_mix(ours)
+            optional = optional or "pooler" in ours or is_mix(ours) or "kept." in ours
             if absent:
                 if not optional:
                     missing += absent
@@ -424,6 +426,30 @@ def architecture_of(hf_config: JsonObject) -> str:
 
 def _class_names(hf_config: JsonObject) -> list[str]:
     return cast(list[str], hf_config.get("architectures") or [])
+
+
+def _with_constants(
+    config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+) -> EncoderConfig:
+    """The configuration with the values of a checkpoint's constant tensors, which are taken out of ``tensors``."""
+    known, values = config.architecture.constant_values(config), dict(config.extra)
+    for name, key in config.architecture.constants.items():
+        tensor = tensors.pop(name, None)
+        if tensor is None or name not in known:
+            continue
+        if tensor.shape != known[name].shape:
+            raise ValueError(
+                f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
+                f"{tuple(known[name].shape)}: do the two files belong together?"
+            )
+        values[key] = tensor.float().tolist()
+    return config.replace(extra=values) if values != config.extra else config
+
+
+def _prefix_of(config: EncoderConfig) -> str:
+    """What the names of the encoder's weights begin with in a checkpoint with a head."""
+    prefix = config.architecture.prefix
+    return f"{prefix}." if prefix else ""
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -23,9 +23,19 @@ DISENTANGLED = frozenset(
     {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}
     | {"position_query_weight", "position_query_bias"}
 )
+# The features of block-sparse attention (fastenc.nn.block_plan).
+BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 
 # The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
+
+
+class PackedCross(NamedTuple):
+    """As :class:`PackedWeights`, of the sublayer that attends to a source."""
+
+    query: Tensor
+    key_value: Tensor
+    out: Tensor
 
 
 class PackedWeights(NamedTuple):
@@ -35,6 +45,7 @@ class PackedWeights(NamedTuple):
     attention_out: Tensor
     up: Tensor
     down: Tensor
+    cross: PackedCross | None = None
 
 
 class Int8Weights(NamedTuple):

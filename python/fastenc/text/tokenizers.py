@@ -12,6 +12,10 @@ from fastenc._base.files import write_atomically
 # (pad, unk, cls, sep, mask)
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+ALBERT_TOKENS = (
+    *ROBERTA_TOKENS[:2],
+    *BERT_TOKENS[2:],
+)  # of ALBERT's and BigBird's SentencePiece models
 
 
 class EncodingLike(Protocol):
@@ -68,6 +72,8 @@ class TokenizerLike(Protocol):
         is_pretokenized: bool = False,
         add_special_tokens: bool = True,
     ) -> EncodingLike: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def encode_batch(
         self,
@@ -146,7 +152,7 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict(zip(roles, names, strict=True)),
-        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
+        "model_input_names": inputs if names is ROBERTA_TOKENS else [*inputs, "token_type_ids"],
     }
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
@@ -159,7 +165,7 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
 
 
 def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
-    """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer.
+    """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer, or of ALBERT's or BigBird's.
 
     Raises: ValueError naming the token that is missing.
     """
@@ -212,4 +218,7 @@ def ids_and_starts(encoding: EncodingLike, count: int, unknown: int) -> tuple[li
 
 
 def _role_names(tokenizer: TokenizerLike) -> tuple[str, ...]:
-    return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS
+    has = lambda name: tokenizer.token_to_id(name) is not None
+    if not has("[CLS]"):
+        return ROBERTA_TOKENS
+    return ALBERT_TOKENS if has("<pad>") and not has("[PAD]") else BERT_TOKENS

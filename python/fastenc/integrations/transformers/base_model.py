@@ -91,6 +91,8 @@ def arguments_reason(
         for name, value in arguments.items()
         if name not in INPUTS and name not in HARMLESS and value is not None and value is not False
     }
+    if not live.architecture.takes_inputs_embeds and arguments.get("inputs_embeds") is not None:
+        extra.add("inputs_embeds")
     if extra:
         return f"it was called with {', '.join(sorted(extra))}"
     for name in READ_AT_CALL:
@@ -147,7 +149,9 @@ def run(
     dtype = _stream_dtype(x)
     modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
-    states = run_stack(x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules)
+    states = run_stack(
+        x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules, padded_length=inputs.shape[1]
+    )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)

@@ -7,7 +7,7 @@ check that nothing has changed since then, which takes microseconds.
 
 import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,11 +47,17 @@ class _WithoutParameters(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def new_of_same_class(model: "PreTrainedModel") -> Any:
-    """A new model of the same class and configuration, without memory for the parameters."""
+def new_of_same_class(model: "PreTrainedModel", changes: Mapping[str, Any] | None = None) -> Any:
+    """A new model of the same class and configuration, without memory for the parameters.
+
+    Args: changes: values of the configuration that differ from the model's.
+    """
+    config = copy.deepcopy(model.config)
+    for name, value in (changes or {}).items():
+        setattr(config, name, value)
     # On the CPU, even if the caller has set another default device.
     with torch.device("cpu"), _WithoutParameters():
-        return _new(model, copy.deepcopy(model.config))
+        return _new(model, config)
 
 
 def output_class(model: "PreTrainedModel") -> type:
@@ -77,7 +83,8 @@ def output_class(model: "PreTrainedModel") -> type:
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
         # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
-        return type(new(input_ids=ids, attention_mask=torch.zeros(1, 1, 1, 1)))
+        mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
+        return type(new(input_ids=ids, attention_mask=mask))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

@@ -84,6 +84,7 @@ class HeadSpec:
             → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
+        decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
         dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
@@ -93,6 +94,7 @@ class HeadSpec:
     names: dict[str, str]
     activation: str | None = "gelu"
     dense_bias: bool = True
+    decoder_has_bias: bool = True
     dropout_before: bool = False
     dropout_before_p: float | None = None
     dropout_after: bool = True
@@ -121,6 +123,8 @@ class Architecture:
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
+        detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
+            and also adds the first token's vector.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
         unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
@@ -128,6 +132,9 @@ class Architecture:
             ``is_decoder``.
         whole_prefix: prefix of the weights of encoder and decoder in a checkpoint of both with a head.
         eos_token_id: the token that ends a target where config.json does not say it.
+        constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
+            its values.
+        takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
     """
 
     name: ClassVar[str]
@@ -145,6 +152,7 @@ class Architecture:
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
+    detector: ClassVar[HeadSpec | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
@@ -160,6 +168,8 @@ class Architecture:
     has_decoder: ClassVar[bool] = False
     whole_prefix: ClassVar[str] = ""
     eos_token_id: ClassVar[int | None] = None
+    constants: ClassVar[dict[str, str]] = {}
+    takes_inputs_embeds: ClassVar[bool] = True
 
     # Configuration
 
@@ -168,6 +178,11 @@ class Architecture:
         fields = {theirs: FIELDS[ours] for ours, theirs in self.config_names.items()}
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
+
+    def describes(self, values: dict[str, Any]) -> bool:
+        """Whether a config.json is one of this family."""
+        model_type = values.get("model_type")
+        return model_type is not None and model_type in (self.name, self.remote_name)
 
     def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
@@ -305,6 +320,10 @@ class Architecture:
         """Whether the embeddings' dropout comes before their norm."""
         return False
 
+    def masked_embedding(self, config: EncoderConfig) -> int | None:
+        """The token whose embedding is 0, and for whose share the others are scaled (:class:`EmbeddingSpec`)."""
+        return None
+
     def embedding_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
 
@@ -312,9 +331,24 @@ class Architecture:
         """The probability of dropout on the last layer's output."""
         return 0.0
 
+    def kept_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
+        """Name → (inputs, outputs) of linear layers that checkpoints have, and that the encoder only keeps."""
+        return {}
+
+    def constant_values(self, config: EncoderConfig) -> dict[str, Tensor]:
+        """The values of ``constants``."""
+        return {}
+
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
         """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
         return model.pooler(hidden)
+
+    def live_changes(self, model: Any) -> dict[str, Any]:
+        """Values of a live model's configuration that its forward changes in the model, as they are there now."""
+        return {}
+
+    def follow_live(self, model: Any, length: int) -> None:
+        """Change a live model as its own forward does in a call with a padded batch of this length."""
 
     def head(self, config: EncoderConfig, spec: HeadSpec) -> HeadSpec:
         """A head with the values that the configuration sets."""
@@ -325,7 +359,10 @@ class Architecture:
         return True
 
     def classifier_pooling(self, config: EncoderConfig) -> str:
-        """The pooling for the classification head if there is no pooler: "cls" or "mean"."""
+        """The pooling for the classification head if there is no pooler: "cls", "mean", or "late".
+
+        "late" is the mean of what the head's dense layer makes of each token.
+        """
         return "cls"
 
     def token_classifier_dropout_p(self, config: EncoderConfig) -> float:
