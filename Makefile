@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel wheel-check wheel-try transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-check wheel-try wheel-aarch64 transformers-suite clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -67,6 +67,10 @@ wheel: setup
 
 wheel-check:
 	PYTHON=$(BIN)/python release/check.sh
+
+# The kernels for AArch64, cross-compiled and run under qemu.
+wheel-aarch64:
+	release/aarch64.sh
 
 # In a new environment, without a compiler, the wheel of each Python: QUICK=1 without the demo.
 wheel-try:
