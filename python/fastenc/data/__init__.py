@@ -67,6 +67,7 @@ __all__ = [
     "read_labelled",
     "read_languages",
     "read_tagged",
+    "read_text_to_text",
     "read_texts",
     "read_unlabelled",
     "read_words",
