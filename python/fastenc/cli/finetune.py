@@ -95,11 +95,11 @@ class AdaptOptions:
         return method() if self.adapt_size is None else method(self.adapt_size)
 
     def check_start(self, task: Task, model_name: str) -> None:
-        """Raises: ValueError for --adapt with a task whose model cannot have it, or for a model that has an adaptation."""
+        """Raises: ValueError if the task's model cannot have what --adapt adds, or if the model has an adaptation."""
         if self.adapt in METHODS and issubclass(task.model_class, Seq2Seq):
             raise ValueError(
-                f"--adapt {self.adapt} adds parameters to encoders, but {task.name} trains an encoder-decoder: leave it "
-                "out, or give --adapt features to train the decoder alone"
+                f"--adapt {self.adapt} adds parameters to encoders, but {task.name} trains an encoder-decoder: leave "
+                "it out, or give --adapt features to train the decoder alone"
             )
         if self.adapt == "features" and task.model_class.architecture == "Model":
             raise ValueError(

@@ -88,7 +88,9 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}: give more")
 
-    def read(self, path: str | Path, train: TextToTextData | Seq2Seq | None = None) -> TextToTextData:
+    def read(
+        self, path: str | Path, train: TextToTextData | Seq2Seq | None = None
+    ) -> TextToTextData:
         if train is not None:  # the data are for metrics, which are missed before the training
             require_generation_metrics()
         return read_text_to_text(path, self.source, self.target, self.quoting)
@@ -104,8 +106,9 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
         """The data of source texts, or of one text for each source column."""
         sources = []
         for index, each in enumerate(inputs):
-            texts = list(each) if isinstance(each, list | tuple) else [each]
-            if len(texts) != len(self.source) or not all(isinstance(text, str) for text in texts):
+            columns = each if isinstance(each, list | tuple) else (each,)
+            texts = [text for text in columns if isinstance(text, str)]
+            if not len(texts) == len(columns) == len(self.source):
                 expected = "a text" if len(self.source) == 1 else f"{len(self.source)} texts"
                 raise ValueError(f"input {index} must be {expected}, got {each!r}")
             sources.append(joined(texts, self.source))
