@@ -33,12 +33,13 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
-    AttentionSpec,
     CrossWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
+    OwnNormFactors,
+    norm_factor,
 )
 from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
@@ -51,6 +52,10 @@ LINEARS = ("qkv", "attention_out", "up", "down")
 # Linear layers and parameters that only some families have.
 POSITIONS = ("position_key", "position_query")
 BIASES = ("query_bias", "value_bias")
+OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
+# Those of a decoder's attention to the encoder's states.
+CROSS = ("cross.query", "cross.key_value", "cross.out")
+NORMS = ("attention_norm", "cross.norm", "out_norm")
 POOLER = "pooler"
 
 
@@ -64,7 +69,7 @@ class LiveLayer:
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
         biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
-        attention: the description of its attention.
+        spec: the description of the layer.
     """
 
     module: nn.Module
@@ -72,7 +77,7 @@ class LiveLayer:
     dropouts: LayerDropout
     added: LayerAdaptation | None
     biases: tuple[tuple[nn.Module, str], ...]
-    attention: AttentionSpec
+    spec: LayerSpec
 
     def weights(self) -> LayerWeights:
         m = self.modules
@@ -83,15 +88,16 @@ class LiveLayer:
             self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
-            attention_norm.weight,
+            norm_factor(attention_norm.weight, self.spec.attention_norm),
             getattr(attention_norm, "bias", None),
             tuple(linear.weight for linear in m["up"]),
             tuple(linear.bias for linear in m["up"]),
             down.weight,
             down.bias,
-            out_norm.weight,
+            norm_factor(out_norm.weight, self.spec.out_norm),
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+            *self._own_norm_factors(),
             cross=self._cross() if "cross.query" in m else None,
         )
 
@@ -99,7 +105,16 @@ class LiveLayer:
         if not self.biases:
             return tuple(linear.bias for linear in self.modules["qkv"])
         query, value = (getattr(module, name) for module, name in self.biases)
-        return (self.attention.bias_without_key(query, value),)
+        return (self.spec.attention.bias_without_key(query, value),)
+
+    def _own_norm_factors(self) -> OwnNormFactors:
+        """The factors of ``OWN_NORMS``, None for one that the layer lacks."""
+        if self.modules.keys().isdisjoint(OWN_NORMS):
+            return None, None, None, None
+        spec = self.spec.out_norm  # all norms of a layer are of one kind
+        factor = lambda norm: None if norm is None else norm_factor(norm.weight, spec)
+        query, key, attention, down = (factor(self.modules.get(n, (None,))[0]) for n in OWN_NORMS)
+        return query, key, attention, down
 
     def _position_projections(
         self,
@@ -228,14 +243,14 @@ class LiveEncoder:
         frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
-    def __init__(self, model: "PreTrainedModel"):
-        self.frozen = FrozenWeights()
+    def __init__(self, model: "PreTrainedModel", is_decoder: bool = False):
+        self.frozen, self._is_decoder = FrozenWeights(), is_decoder
         self.output_class = output_class(model)
         self._describe(model)
 
     def _describe(self, model: "PreTrainedModel") -> None:
         self._changes = ARCHITECTURES[model.config.model_type].live_changes(model)
-        self.config = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
+        self.config = self._read_config(model)
         architecture = self.config.architecture
         self._expected = new_of_same_class(model, self._changes)
         self._take_constants(model)
@@ -247,14 +262,21 @@ class LiveEncoder:
             architecture.drops_before_embedding_norm(self.config),
             architecture.masked_embedding(self.config),
         )
+        # T5's names begin with the stack's, which may be patched without the model around it.
+        part = "" if hasattr(model, "encoder") else "decoder." if self._is_decoder else "encoder."
         self._names = {
-            ours: _several(theirs) for ours, theirs in architecture.names(self.config).items()
+            ours: tuple(name.removeprefix(part) for name in _several(theirs))
+            for ours, theirs in architecture.names(self.config).items()
         }
-        self._dropouts = architecture.dropout_names(self.config)
+        self._dropouts = {
+            ours: theirs.removeprefix(part)
+            for ours, theirs in architecture.dropout_names(self.config).items()
+        }
         linears = [
             self._names[f"layers.{index}.{name}"]
             for index in range(architecture.layer_modules(self.config))
-            for name in LINEARS
+            for name in (*LINEARS, *CROSS)
+            if f"layers.{index}.{name}" in self._names
         ]
         self._allowed = Allowed(
             frozenset({POOLER}),
@@ -262,6 +284,12 @@ class LiveEncoder:
             frozenset(self._dropouts.values()),
         )
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
+
+    def _read_config(self, model: "PreTrainedModel") -> EncoderConfig:
+        values = {**model.config.to_dict(), **self._changes}
+        if not self._is_decoder:
+            return EncoderConfig.from_hf(values)
+        return EncoderConfig.from_hf(values | {"is_decoder": False}).decoder()
 
     def _take_constants(self, model: "PreTrainedModel") -> None:
         """Take the constants that the family's checkpoints have as tensors, which no configuration holds."""
@@ -300,9 +328,8 @@ class LiveEncoder:
         transformers reads them in each call. The other values are read only when a model is built.
         """
         try:
-            now = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
-            numbers = range(len(self.stack.layers))
-            seen = [_reach(self.architecture.layer(now, i)) for i in numbers]
+            now = self._read_config(model)
+            seen = [*map(_reach, self.architecture.stack(now).layers)]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
         if seen == [*map(_reach, self.stack.layers)]:
@@ -315,7 +342,7 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, "attention_norm", "out_norm")
+                for name in (*LINEARS, *POSITIONS, *CROSS, *NORMS, *OWN_NORMS)
                 if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(
@@ -340,7 +367,7 @@ class LiveEncoder:
                     dropout,
                     _added(modules),
                     tuple((model.get_submodule(owner), name) for owner, _, name in owned),
-                    self.stack.of_module(index).attention,
+                    self.stack.of_module(index),
                 )
             )
         outside = {
@@ -480,8 +507,8 @@ def _common_parent(paths: Iterable[str]) -> str:
 
 def _added(modules: dict[str, tuple[Any, ...]]) -> LayerAdaptation | None:
     low_rank: dict[str, Any] = {
-        name: LiveLowRank(modules[name])
-        for name in LINEARS
-        if any(map(is_lora_linear, modules[name]))
+        name.replace(".", "_"): LiveLowRank(modules[name])
+        for name in (*LINEARS, *CROSS)
+        if any(map(is_lora_linear, modules.get(name, ())))
     }
     return LiveLora(low_rank) if low_rank else None

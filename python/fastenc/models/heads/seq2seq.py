@@ -246,6 +246,12 @@ class Seq2Seq(PretrainedModel):
 
     # Checkpoints
 
+    @classmethod
+    def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
+        super().check_task(folder, hf_config)
+        # Raises ValueError for a family without decoders.
+        EncoderConfig.from_hf(hf_config).decoder()
+
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         architecture, table = self.config.architecture, dict[str, tuple[str, ...]]()
         prefix = (
