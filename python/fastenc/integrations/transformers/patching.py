@@ -104,8 +104,9 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     Args:
         model: a ``transformers.PreTrainedModel``, or a module with one (``SentenceTransformer``, ``PeftModel``).
-        labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens only. The loss
-            is the same, and ``logits`` is None. That saves most of a training step's memory and much of its time.
+        labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens
+            only. The loss is the same, and ``logits`` is None. That saves most of a training step's memory and much of
+            its time.
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)
