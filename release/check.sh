@@ -30,15 +30,17 @@ for wheel in dist/*.whl; do
     needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | tr '\n' ' ')
     for each in $needed; do
       case $each in
-        libfastenc.so | libc10.so | libtorch.so | libtorch_cpu.so | libstdc++.so.6 | libm.so.6 | libgcc_s.so.1 | libc.so.6 | libpthread.so.0 | ld-linux-*.so.*) ;;
+        libfastenc.so | libc10.so | libtorch.so | libtorch_cpu.so | libstdc++.so.6 | libm.so.6 | libgcc_s.so.1 | libc.so.6 | libdl.so.2 | librt.so.1 | libpthread.so.0 | ld-linux-*.so.*) ;;
         *) fail "$name: $library needs $each, which neither torch nor the system brings" ;;
       esac
     done
     ! readelf -S "$file" | grep -q '\.symtab\|\.debug' || fail "$name: $library is not stripped"
   done
   "$WORK/venv/bin/auditwheel" show "$wheel" >"$WORK/$name.txt"
-  tag=$(grep -o 'manylinux_2_28_[a-z0-9_]*' <<<"$name")
-  tr '\n' ' ' <"$WORK/$name.txt" | grep -q "consistent with the following platform tag: *\"$tag\"" ||
+  # auditwheel names the oldest tag that the symbols allow.
+  allowed=$(grep -o 'manylinux_2_[0-9]*' <<<"$name" | tail -1)
+  oldest=$(tr '\n' ' ' <"$WORK/$name.txt" | sed -n 's/.*constrains the platform tag to *"\(manylinux_2_[0-9]*\)_.*/\1/p')
+  [[ -n $oldest && $(printf '%s\n' "$oldest" "$allowed" | sort -V | tail -1) == "$allowed" ]] ||
     fail "$name: its symbols do not fit its tag: $(cat "$WORK/$name.txt")"
   echo "$name: $(stat -c %s "$wheel") bytes, $libraries"
 done
