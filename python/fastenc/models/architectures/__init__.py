@@ -1,7 +1,5 @@
 """The supported architectures. Each file describes one family of models."""
 
-from typing import Any
-
 from fastenc.models.architectures.albert import Albert
 from fastenc.models.architectures.bart import Bart, MBart
 from fastenc.models.architectures.base import Architecture
@@ -28,6 +26,7 @@ from fastenc.models.architectures.roberta import (
     XlmRobertaXL,
 )
 from fastenc.models.architectures.t5 import MT5, T5, UMT5
+from fastenc.models.architectures.values import ConfigValues
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture()
@@ -72,7 +71,7 @@ def architecture_named(name: str | None) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def normalize_config(values: dict[str, Any]) -> dict[str, Any]:
+def normalize_config(values: ConfigValues) -> ConfigValues:
     """The contents of a config.json in transformers' current names; those of the hub's remote code are converted."""
     for architecture in ARCHITECTURES.values():
         if architecture.describes(values):

@@ -19,7 +19,7 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.bert import Bert
-from fastenc.models.architectures.values import Rule
+from fastenc.models.architectures.values import ConfigValues, Rule
 from fastenc.nn.layer_spec import LayerDropout
 
 MOST_LAYERS = 1000
@@ -62,12 +62,12 @@ class Albert(Bert):
         for key in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
     }
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         fields = super().read(values)
         fields["num_layers"] *= values.get("inner_group_num", 1)
         return fields
 
-    def write(self, config) -> dict[str, Any]:
+    def write(self, config) -> ConfigValues:
         written = super().write(config)
         written["num_hidden_layers"] //= config.extra.get("inner_group_num", 1)
         return written
@@ -121,7 +121,7 @@ class Albert(Bert):
         layers = self._in_groups(config, lambda path: dropouts_in_layers(1, path, names))
         return {"embeddings": "embeddings.dropout", **layers}
 
-    def _in_groups(self, config, names_at: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    def _in_groups(self, config, names_at: Callable[[str], ConfigValues]) -> ConfigValues:
         """The names for all modules that compute layers. ``names_at(path)`` gives those of one module."""
         inner = config.extra.get("inner_group_num", 1)
         paths = [

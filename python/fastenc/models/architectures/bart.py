@@ -7,12 +7,12 @@ An encoder's names are those of transformers' BartEncoder, to which a checkpoint
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from fastenc.models.architectures.base import Architecture, Names, in_layers
-from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH
+from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH, ConfigValues
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
 POSITION_OFFSET = 2  # rows of the position table that transformers leaves unused
@@ -69,7 +69,7 @@ class Bart(Architecture):
         "scale_embedding": SWITCH,
     }
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         for name in LAYERDROPS:
             if values.get(name):
                 raise ValueError(
@@ -77,7 +77,7 @@ class Bart(Architecture):
                     "to 0, which changes nothing in evaluation"
                 )
 
-    def write(self, config) -> dict[str, Any]:
+    def write(self, config) -> ConfigValues:
         # What is missing, transformers would take from BART-large.
         decoder = {
             theirs: config.extra.get(theirs, getattr(config, ours))
@@ -128,7 +128,7 @@ class Bart(Architecture):
             name = TABLE
         return {} if name.startswith("decoder.") else {name.removeprefix("encoder."): tensor}
 
-    def decoder_sizes(self, config) -> dict[str, Any]:
+    def decoder_sizes(self, config) -> ConfigValues:
         given = config.extra
         return {ours: given[theirs] for ours, theirs in DECODER_SIZES.items() if theirs in given}
 

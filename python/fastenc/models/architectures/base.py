@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fastenc.models.architectures.values import FIELDS, ID, SWITCH, Rule, check, shown
+from fastenc.models.architectures.values import FIELDS, ID, SWITCH, ConfigValues, Rule, check, shown
 from fastenc.nn.convolution import ConvolutionSpec
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
@@ -144,8 +144,8 @@ class Architecture:
     bare_class: ClassVar[str] = "Model"
     live_path: ClassVar[str] = ""
     config_names: ClassVar[dict[str, str]] = BERT_CONFIG
-    defaults: ClassVar[dict[str, Any]] = {"eps": 1e-12, "pad_token_id": 0}
-    new_config: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[ConfigValues] = {"eps": 1e-12, "pad_token_id": 0}
+    new_config: ClassVar[ConfigValues] = {}
     has_pooler: ClassVar[bool] = True
     has_token_types: ClassVar[bool] = True
     has_unread_pooler: ClassVar[bool] = False
@@ -173,22 +173,22 @@ class Architecture:
 
     # Configuration
 
-    def check_values(self, values: dict[str, Any]) -> None:
+    def check_values(self, values: ConfigValues) -> None:
         """Raise ValueError for a value of config.json that has a wrong type or is out of bounds."""
         fields = {theirs: FIELDS[ours] for ours, theirs in self.config_names.items()}
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
 
-    def describes(self, values: dict[str, Any]) -> bool:
+    def describes(self, values: ConfigValues) -> bool:
         """Whether a config.json is one of this family."""
         model_type = values.get("model_type")
         return model_type is not None and model_type in (self.name, self.remote_name)
 
-    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: ConfigValues) -> ConfigValues:
         """The values of config.json in transformers' current names; those of the hub's remote code are converted."""
         return values
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         """Raise ValueError for a config.json of a variant that is not supported."""
         for key, supported in self.supported.items():
             if values.get(key, supported) not in (supported, None):
@@ -197,7 +197,7 @@ class Architecture:
                     "architecture is not supported, take transformers for this model"
                 )
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         """The fields of EncoderConfig from the values of a config.json."""
         fields = {
             ours: values[theirs] for ours, theirs in self.config_names.items() if theirs in values
@@ -214,7 +214,7 @@ class Architecture:
         fields["pooler"] = self.has_pooler
         return fields
 
-    def write(self, config: EncoderConfig) -> dict[str, Any]:
+    def write(self, config: EncoderConfig) -> ConfigValues:
         """The values of config.json for the fields of EncoderConfig."""
         written = {
             theirs: getattr(config, ours)
@@ -227,7 +227,7 @@ class Architecture:
             written[name] = config.max_positions + config.position_offset
         return written
 
-    def new_extra(self, max_positions: int) -> dict[str, Any]:
+    def new_extra(self, max_positions: int) -> ConfigValues:
         """The entries of a new model's config.json that are no fields of EncoderConfig."""
         return {}
 
@@ -343,7 +343,7 @@ class Architecture:
         """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
         return model.pooler(hidden)
 
-    def live_changes(self, model: Any) -> dict[str, Any]:
+    def live_changes(self, model: Any) -> ConfigValues:
         """Values of a live model's configuration that its forward changes in the model, as they are there now."""
         return {}
 
@@ -427,7 +427,7 @@ class Architecture:
 
     # Encoder-decoders
 
-    def decoder_sizes(self, config: EncoderConfig) -> dict[str, Any]:
+    def decoder_sizes(self, config: EncoderConfig) -> ConfigValues:
         """The fields in which a decoder's configuration differs from its encoder's."""
         return {}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastenc.models.architectures.base import Biases, HeadSpec, Names
 from fastenc.models.architectures.bert import Bert
-from fastenc.models.architectures.values import AT_LEAST_0, COUNT, ID, SWITCH, one_of
+from fastenc.models.architectures.values import AT_LEAST_0, COUNT, ID, SWITCH, ConfigValues, one_of
 from fastenc.nn.block_plan import FIXED
 from fastenc.nn.layer_spec import LayerSpec
 
@@ -45,7 +45,7 @@ class BigBird(Bert):
         "sep_token_id": ID,
     }
 
-    def new_extra(self, max_positions: int) -> dict[str, Any]:
+    def new_extra(self, max_positions: int) -> ConfigValues:
         return {"attention_type": SPARSE, "block_size": 64, "num_random_blocks": 3}
 
     def layer(self, config, number: int) -> LayerSpec:
@@ -70,7 +70,7 @@ class BigBird(Bert):
     def question_end(self, config) -> int:
         return config.extra.get("sep_token_id", 66)  # transformers' default
 
-    def live_changes(self, model: Any) -> dict[str, Any]:
+    def live_changes(self, model: Any) -> ConfigValues:
         return {"attention_type": model.attention_type}
 
     def follow_live(self, model: Any, length: int) -> None:

@@ -6,7 +6,6 @@ Source: He et al. 2020, arXiv:2006.03654.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
@@ -17,6 +16,7 @@ from fastenc.models.architectures.base import (
 )
 from fastenc.models.architectures.bert import BERT_LAYER
 from fastenc.models.architectures.deberta_v2 import DebertaV2, max_distance
+from fastenc.models.architectures.values import ConfigValues
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
 
@@ -38,10 +38,10 @@ class Deberta(DebertaV2):
         if not key.startswith(("conv_", "position_buckets", "norm_", "share_", "attention_head_"))
     }
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         return {**super().read(values), "head_dim": 0}
 
-    def new_extra(self, max_positions: int) -> dict[str, Any]:
+    def new_extra(self, max_positions: int) -> ConfigValues:
         """Those of deberta-base."""
         return {
             "relative_attention": True,

@@ -5,7 +5,7 @@ Sources: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543.
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from fastenc.models.architectures.values import (
     PROBABILITY,
     SWITCH,
     TEXT,
+    ConfigValues,
     Rule,
     integer,
 )
@@ -109,7 +110,7 @@ class DebertaV2(Architecture):
         "attention_head_size": COUNT,
     }
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         width = values.get("hidden_size")
         if values.get("pooler_hidden_size", width) != width:
@@ -130,12 +131,12 @@ class DebertaV2(Architecture):
                 f"config.json: conv_groups must divide hidden_size {width}, got {groups}: is the file damaged?"
             )
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         fields = super().read(values)
         fields["head_dim"] = values.get("attention_head_size", 0)
         return fields
 
-    def new_extra(self, max_positions: int) -> dict[str, Any]:
+    def new_extra(self, max_positions: int) -> ConfigValues:
         """Those of version 3, with fewer buckets for fewer positions."""
         return {
             "relative_attention": True,
@@ -280,6 +281,6 @@ class DebertaV2(Architecture):
         return values
 
 
-def max_distance(values: dict[str, Any], max_positions: int) -> int:
+def max_distance(values: ConfigValues, max_positions: int) -> int:
     given = values.get("max_relative_positions", -1)
     return given if given >= 1 else max_positions

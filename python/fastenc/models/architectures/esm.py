@@ -7,7 +7,6 @@ residues reads attention weights, which the fused forward does not compute; its 
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from fastenc.models.architectures.base import (
 )
 from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
 from fastenc.models.architectures.roberta import Roberta
-from fastenc.models.architectures.values import ID, POSITIVE, SWITCH, one_of
+from fastenc.models.architectures.values import ID, POSITIVE, SWITCH, ConfigValues, one_of
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.rotary import RotarySpec, StoredFrequencies, plain_frequencies
 
@@ -61,14 +60,14 @@ class Esm(Roberta):
         "mask_token_id": ID,
     }
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         if values.get("token_dropout") and values.get("mask_token_id") is None:
             raise ValueError(
                 "config.json: mask_token_id must be an id if token_dropout is on, got null: add it"
             )
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         fields = super().read(values)
         if _is_rotary(values):
             fields["max_positions"] += fields.pop("position_offset")
@@ -147,5 +146,5 @@ class Esm(Roberta):
         return config.extra.get("rope_theta", 10_000.0)
 
 
-def _is_rotary(values: dict[str, Any]) -> bool:
+def _is_rotary(values: ConfigValues) -> bool:
     return values.get("position_embedding_type") == "rotary"

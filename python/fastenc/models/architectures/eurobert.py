@@ -4,7 +4,7 @@ The layers are pre-norm with RMSNorm, SwiGLU and rotary positions. The masked-LM
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
@@ -15,7 +15,7 @@ from fastenc.models.architectures.base import (
     in_layers,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
-from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, one_of
+from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, one_of
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.ops.activation import ACTIVATIONS
@@ -71,11 +71,11 @@ class EuroBert(Architecture):
         "classifier_pooling": one_of(("bos", "mean", "late")),
     }
 
-    def check_values(self, values: dict[str, Any]) -> None:
+    def check_values(self, values: ConfigValues) -> None:
         # LLaMA's files give null for a value that follows from others.
         super().check_values({key: value for key, value in values.items() if value is not None})
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         heads, key_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
         if heads and key_heads and heads % key_heads:
@@ -85,11 +85,11 @@ class EuroBert(Architecture):
             )
         self.check_rotary(values)
 
-    def check_rotary(self, values: dict[str, Any]) -> None:
+    def check_rotary(self, values: ConfigValues) -> None:
         """Raise ValueError for rotary angles that are not supported."""
         read_scaling(_rope(values), self.defaults["max_positions"])
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         return super().read({key: value for key, value in values.items() if value is not None})
 
     def layer(self, config, number: int) -> LayerSpec:
@@ -159,5 +159,5 @@ class EuroBert(Architecture):
         }
 
 
-def _rope(values: dict[str, Any]) -> dict[str, Any]:
+def _rope(values: ConfigValues) -> ConfigValues:
     return values.get("rope_parameters") or values.get("rope_scaling") or {}

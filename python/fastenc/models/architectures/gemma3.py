@@ -7,13 +7,12 @@ window in five of six layers. The word embeddings are scaled by the root of the 
 """
 
 from dataclasses import replace
-from typing import Any
 
 from fastenc.models.architectures.base import Names
 from fastenc.models.architectures.modernbert import FULL, LAYER_TYPES, SLIDING, check_layer_types
 from fastenc.models.architectures.qwen3 import Qwen3
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
-from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, check
+from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, check
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.rotary import RotarySpec
 
@@ -43,12 +42,12 @@ class Gemma3(Qwen3):
         "use_bidirectional_attention": SWITCH.or_none(),
     }
 
-    def check_values(self, values: dict[str, Any]) -> None:
+    def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
         check_layer_types(values)
         check(values.get("rope_parameters") or {}, dict.fromkeys(THETA, TABLE), "config.json: ")
 
-    def check_rotary(self, values: dict[str, Any]) -> None:
+    def check_rotary(self, values: ConfigValues) -> None:
         for layer_type in THETA:
             read_scaling(_rope(values, layer_type), self.defaults["max_positions"])
 
@@ -96,7 +95,7 @@ class Gemma3(Qwen3):
         return SLIDING if (number + 1) % every else FULL
 
 
-def _rope(values: dict[str, Any], layer_type: str) -> dict[str, Any]:
+def _rope(values: ConfigValues, layer_type: str) -> ConfigValues:
     """The rope_parameters of a type of layers. In older files ``rope_scaling`` is that of layers without a window."""
     given = (values.get("rope_parameters") or {}).get(layer_type)
     if given is None and layer_type == FULL:

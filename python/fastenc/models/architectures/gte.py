@@ -5,7 +5,6 @@ half gets the activation, and rotary angles with "NTK" scaling, which does not d
 """
 
 import re
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from fastenc.models.architectures.base import (
     split_rows,
 )
 from fastenc.models.architectures.nomic_bert import NomicBert
-from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, check
+from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, ConfigValues, check
 from fastenc.nn.layer_spec import LayerDropout
 
 # The remote code's names in a layer → transformers'.
@@ -59,7 +58,7 @@ class Gte(NomicBert):
         }
     )
 
-    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: ConfigValues) -> ConfigValues:
         if values["model_type"] != self.remote_name:
             return values
         for key, computed in REMOTE_SWITCHES.items():
@@ -106,7 +105,7 @@ class Gte(NomicBert):
         return {name: tensor}
 
 
-def _rope_parameters(values: dict[str, Any]) -> dict[str, Any]:
+def _rope_parameters(values: ConfigValues) -> ConfigValues:
     """transformers' rope_parameters for the remote code's rotary angles.
 
     Its "ntk" scaling with factor k has the frequencies 1 / ((k theta)^(2i/dim) k^(2/dim)). That is linear scaling by

@@ -6,13 +6,13 @@ checkpoints are written in transformers' names.
 """
 
 import re
-from typing import Any
 
 from torch import Tensor
 
 from fastenc.models.architectures.base import BERT_CONFIG, Biases, HeadSpec, Names, split_rows
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.roberta import Roberta
+from fastenc.models.architectures.values import ConfigValues
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.ops.activation import ACTIVATIONS
 
@@ -43,13 +43,13 @@ class JinaEmbeddingsV3(NomicBert):
     classifier = Roberta.classifier
     question_answerer = HeadSpec({"out": "qa_outputs"}, dropout_after=False)
 
-    def describes(self, values: dict[str, Any]) -> bool:
+    def describes(self, values: ConfigValues) -> bool:
         """Also the remote code's config.json, which says that it is an XLM-RoBERTa."""
         is_remote = values.get("model_type") == "xlm-roberta"
         rotary = values.get("position_embedding_type") == "rotary"
         return super().describes(values) or (is_remote and rotary)
 
-    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: ConfigValues) -> ConfigValues:
         if values["model_type"] == self.name:
             return values
         if values.get("lora_adaptations"):

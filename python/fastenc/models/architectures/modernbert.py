@@ -7,7 +7,6 @@ because they differ between checkpoints. Older files have other keys for the rot
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
@@ -28,6 +27,7 @@ from fastenc.models.architectures.values import (
     PROBABILITY,
     SWITCH,
     TABLE,
+    ConfigValues,
     Rule,
     check,
     one_of,
@@ -80,7 +80,7 @@ class ModernBert(Architecture):
     token_classifier = HeadSpec({**HEAD, "out": "classifier"})
     question_answerer = HeadSpec({**HEAD, "out": "classifier"})
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         fields = super().read(values)
         if "norm_eps" not in values and "layer_norm_eps" in values:
             fields["eps"] = values["layer_norm_eps"]
@@ -105,12 +105,12 @@ class ModernBert(Architecture):
         "local_rope_theta": POSITIVE,
     }
 
-    def check_values(self, values: dict[str, Any]) -> None:
+    def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
         check_layer_types(values)
         check(values.get("rope_parameters") or {}, dict.fromkeys(OLD_THETA, TABLE), "config.json: ")
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         for layer_type in OLD_THETA:
             read_scaling(_rope(values, layer_type), self.defaults["max_positions"])
@@ -201,7 +201,7 @@ class ModernBert(Architecture):
         return SLIDING if number % every else FULL
 
 
-def check_layer_types(values: dict[str, Any]) -> None:
+def check_layer_types(values: ConfigValues) -> None:
     """Raise ValueError unless ``layer_types``, where it is given, has one for each layer."""
     types, layers = values.get("layer_types"), values.get("num_hidden_layers")
     if types and len(types) != layers:
@@ -211,7 +211,7 @@ def check_layer_types(values: dict[str, Any]) -> None:
         )
 
 
-def _rope(values: dict[str, Any], layer_type: str) -> dict[str, Any]:
+def _rope(values: ConfigValues, layer_type: str) -> ConfigValues:
     """The rope_parameters for a type of layers. Older files have one ``rope_scaling`` for both types."""
     rope = values.get("rope_parameters") or {}
     given = {

@@ -6,7 +6,7 @@ supported.
 """
 
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from fastenc.models.architectures.base import (
     split_rows,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
-from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE
+from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE, ConfigValues
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.ops.activation import ACTIVATIONS
@@ -100,11 +100,11 @@ class NomicBert(Architecture):
         "original_max_position_embeddings": ROPE["original_max_position_embeddings"],
     }
 
-    def check_values(self, values: dict[str, Any]) -> None:
+    def check_values(self, values: ConfigValues) -> None:
         # The remote code's files give null for values that they leave out.
         super().check_values({key: value for key, value in values.items() if value is not None})
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         if values.get("num_experts") or values.get("moe_every_n_layers"):
             raise ValueError(
@@ -113,10 +113,10 @@ class NomicBert(Architecture):
             )
         read_scaling(_rope(values), self.defaults["max_positions"])
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         return super().read({key: value for key, value in values.items() if value is not None})
 
-    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
+    def normalize_config(self, values: ConfigValues) -> ConfigValues:
         if "n_embd" not in values:
             return values
         renamed = {HUB_CONFIG.get(key, key): value for key, value in values.items()}
@@ -180,7 +180,7 @@ class NomicBert(Architecture):
         return {name: tensor}
 
 
-def _rope(values: dict[str, Any]) -> dict[str, Any]:
+def _rope(values: ConfigValues) -> ConfigValues:
     """The rope_parameters. As in transformers, the values beside them complete them or have precedence."""
     given = values.get("rope_scaling") or values.get("rope_parameters") or {}
     beside = lambda key: {key: values[key]} if values.get(key) is not None else {}

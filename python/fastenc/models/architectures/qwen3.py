@@ -5,10 +5,10 @@ model, so there are none here.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from fastenc.models.architectures.base import Names
 from fastenc.models.architectures.eurobert import EuroBert
+from fastenc.models.architectures.values import ConfigValues
 from fastenc.nn.layer_spec import LayerSpec
 
 
@@ -29,7 +29,7 @@ class Qwen3(EuroBert):
     needed: dict[str, object] = {"is_causal": False}
     supported = {"use_sliding_window": False}
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         for key, value in self.needed.items():
             if values.get(key) is not value:

@@ -1,13 +1,12 @@
 """Rotary angles from config.json: ``rope_parameters``, in older files ``rope_scaling``."""
 
 import math
-from typing import Any
 
-from fastenc.models.architectures.values import ROPE, check
+from fastenc.models.architectures.values import ROPE, ConfigValues, check
 from fastenc.nn.rotary import LinearScaling, RotarySpec, YarnScaling
 
 
-def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -> RotarySpec:
+def read_rotary(given: ConfigValues, dim: int, theta: float, positions: int) -> RotarySpec:
     """The description of rotary angles.
 
     Args:
@@ -25,7 +24,7 @@ def read_rotary(given: dict[str, Any], dim: int, theta: float, positions: int) -
     return RotarySpec(dim, theta, scaling, bounded)
 
 
-def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnScaling | None:
+def read_scaling(given: ConfigValues, positions: int) -> LinearScaling | YarnScaling | None:
     """How the frequencies are scaled; None for rope_type "default" and "dynamic".
 
     "dynamic" scales the angles of texts longer than the model's positions only.
@@ -65,11 +64,11 @@ def read_scaling(given: dict[str, Any], positions: int) -> LinearScaling | YarnS
     )
 
 
-def _rope_type(given: dict[str, Any]) -> str:
-    return given.get("rope_type", given.get("type", "default"))
+def _rope_type(given: ConfigValues) -> str:
+    return given["rope_type"] if "rope_type" in given else given.get("type", "default")
 
 
-def _amplitude(given: dict[str, Any], factor: float) -> float:
+def _amplitude(given: ConfigValues, factor: float) -> float:
     """YaRN's factor of cosines and sines, computed as in transformers."""
     if given.get("attention_factor") is not None:
         return given["attention_factor"]

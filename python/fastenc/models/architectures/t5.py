@@ -5,7 +5,7 @@ The layers are pre-norm with RMSNorm and without biases. Attention scores are no
 table. From a checkpoint of a whole T5 only the encoder is read.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,7 +16,15 @@ from fastenc.models.architectures.base import (
     dropouts_in_layers,
     in_layers,
 )
-from fastenc.models.architectures.values import ACTIVATION, COUNT, SWITCH, TEXT, integer, shown
+from fastenc.models.architectures.values import (
+    ACTIVATION,
+    COUNT,
+    SWITCH,
+    TEXT,
+    ConfigValues,
+    integer,
+    shown,
+)
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.ops.activation import ACTIVATIONS
@@ -65,7 +73,7 @@ class T5(Architecture):
     }
     scales_outputs: ClassVar[bool] = True
 
-    def check_supported(self, values: dict[str, Any]) -> None:
+    def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
         buckets, distance = (
             values.get("relative_attention_num_buckets", 32),
@@ -90,13 +98,13 @@ class T5(Architecture):
                     f"{values.get('feed_forward_proj', self.feed_forward_default)!r}: correct the wrong one"
                 )
 
-    def read(self, values: dict[str, Any]) -> dict[str, Any]:
+    def read(self, values: ConfigValues) -> ConfigValues:
         fields = super().read(values)
         _, fields["activation"] = self._feed_forward(values)
         fields["attention_dropout_p"] = fields.get("hidden_dropout_p", 0.1)
         return fields
 
-    def _feed_forward(self, values: dict[str, Any]) -> tuple[bool, str]:
+    def _feed_forward(self, values: ConfigValues) -> tuple[bool, str]:
         """(whether the feed-forward layer is gated, its activation); "gated-gelu" means GELU's tanh form."""
         projection = values.get("feed_forward_proj", self.feed_forward_default)
         gated, activation = projection.startswith("gated-"), projection.removeprefix("gated-")
@@ -205,7 +213,7 @@ class T5(Architecture):
     def export_state_dict(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
 
-    def decoder_sizes(self, config) -> dict[str, Any]:
+    def decoder_sizes(self, config) -> ConfigValues:
         layers = config.extra.get("num_decoder_layers")
         return {"num_layers": config.num_layers if layers is None else layers}
 

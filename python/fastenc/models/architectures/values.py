@@ -7,8 +7,12 @@ code that reads a value can rely on its type.
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from fastenc.ops.activation import ACTIVATIONS
+
+# Values by key, of a config.json or of the fields of EncoderConfig. Each architecture checks the types of what it reads.
+ConfigValues: TypeAlias = dict[str, Any]
 
 LARGEST = 2**63 - 1  # of a size in torch
 SHOWN = 80  # characters of a wrong value in an error
