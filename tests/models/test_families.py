@@ -33,6 +33,7 @@ from tests.helpers.families import (
     ENCODERS,
     FAMILIES,
     config,
+    in_float64,
     model,
     padded_batch,
 )
@@ -160,7 +161,7 @@ def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
     """Of a loaded model, and of a patched model."""
     theirs, example = in_dtype(model(family, kind), dtype), Example(family, kind)
     loaded = KINDS[kind].from_pretrained(save(theirs, tmp_path), dtype=dtype)
-    patched, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
+    patched, exact = fastenc.patch(copy.deepcopy(theirs)), in_float64(theirs)
     plain, wanted = example.theirs(theirs), example.theirs(exact)
     for loss in (plain[1], wanted[1]):
         loss.backward()

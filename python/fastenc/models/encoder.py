@@ -83,12 +83,18 @@ class EncoderLayer(nn.Module):
             nn.Linear(width, heads_width, bias=biases.qkv) if term in own else None
         )
         self.position_key, self.position_query = project("c2p"), project("p2c")
+        self.global_qkv = (
+            nn.Linear(width, 3 * heads_width, bias=biases.qkv)
+            if attention.global_attention
+            else None
+        )
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
         self.adaptation: str | None = None
 
     def weights(self) -> LayerWeights:
+        of_globals = self.global_qkv
         return LayerWeights(
             (self.qkv.weight,),
             (self.qkv.bias,),
@@ -104,6 +110,8 @@ class EncoderLayer(nn.Module):
             getattr(self.out_norm, "bias", None),
             *_parameters(self.position_key),
             *_parameters(self.position_query),
+            None if of_globals is None else (of_globals.weight,),
+            None if of_globals is None else (of_globals.bias,),
         )
 
     def dropout(self) -> LayerDropout:
@@ -238,16 +246,19 @@ class Encoder(PretrainedModel):
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
         x, table = self.embeddings(batch, tied_weight, self.adapted.first_position)
         cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
-        prompt = self.adapted.prompt()
+        prompt, global_tokens = self.adapted.prompt(), batch.global_tokens
         if prompt is not None:
             x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
             max_seqlen += prompt.shape[0]
+            global_tokens = None if global_tokens is None else rows[global_tokens]
         without_prompt = lambda state: state if rows is None else state[rows]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
         modules = self._stack_modules(self.frozen.current())
-        states = run_stack(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input)
+        states = run_stack(
+            x, cu_seqlens, max_seqlen, self.stack, modules, visit_input, global_tokens
+        )
         for number, state in enumerate(states):
             if number in wanted:
                 kept[number] = without_prompt(state)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall
+from fastenc.nn.layer_call import DISENTANGLED, GLOBAL_ATTENTION, GLOBAL_TOKENS, LayerCall
 from fastenc.nn.layer_spec import (
+    NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
     FeedForwardSpec,
@@ -30,6 +31,7 @@ from fastenc.ops import (
     bias_glu,
     disentangled_attention,
     dispatch,
+    global_window_attention,
     layer_norm,
     rms_norm,
 )
@@ -39,6 +41,8 @@ from fastenc.ops.gemm import linear
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
+    | GLOBAL_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -149,6 +153,8 @@ def _attend(
             rng_state=dropout.rng_states[0],
             softmax_scale=spec.scale,
         ).flatten(1)
+    if inputs.global_tokens is not None:
+        return attend_globally(x, qkv, inputs, w, spec, dropout)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
@@ -171,6 +177,39 @@ def _attend(
         rotary=inputs.rotary,
     )
     return (attended if rows is None else attended[rows]).flatten(1)
+
+
+def attend_globally(
+    x: Tensor,
+    qkv: Tensor,
+    inputs: AttentionInputs,
+    w: LayerWeights,
+    spec: AttentionSpec,
+    dropout: LayerDropout = NO_DROPOUT,
+) -> Tensor:
+    """Attention with global tokens, (total_tokens, num_heads * head_dim).
+
+    The queries of the global tokens, and the keys and values that they see, have projections of their own.
+    """
+    assert inputs.global_tokens is not None and w.global_qkv_weights and w.global_qkv_biases
+    rows = spec.num_heads * spec.head_dim
+    weight = stack(w.global_qkv_weights)
+    bias = stack_biases(w.global_qkv_biases, w.global_qkv_weights)
+    part = lambda rows: (weight[rows], None if bias is None else bias[rows])
+    queries = linear(x[inputs.global_tokens], *part(slice(rows)))
+    keys_and_values = linear(x, *part(slice(rows, None)))
+    return global_window_attention(
+        qkv,
+        queries.view(-1, *qkv.shape[2:]).to(qkv.dtype),
+        keys_and_values.view(-1, 2, *qkv.shape[2:]).to(qkv.dtype),
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        inputs.global_tokens,
+        window_size=spec.window,
+        dropout_p=dropout.attention,
+        rng_state=dropout.rng_states[0],
+        softmax_scale=spec.scale,
+    ).flatten(1)
 
 
 def project_positions(

@@ -38,6 +38,8 @@ class AttentionSpec:
         window: number of tokens that a token sees on the left and on the right, -1 without a limit.
         position_terms: the terms that relative positions add to the scores: "c2p" (a query times a position's key),
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
+        global_attention: the batch's global tokens see all tokens and are seen by all; see
+            :func:`fastenc.ops.global_window_attention`.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
@@ -46,6 +48,7 @@ class AttentionSpec:
     scale: float
     window: tuple[int, int] = (-1, -1)
     position_terms: tuple[str, ...] = ()
+    global_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class LayerWeights(NamedTuple):
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers. The position weights project relative positions; without any of them, those of
-    q and k do.
+    q and k do. The global weights are those of q, k and v where global tokens attend.
     """
 
     qkv_weights: tuple[Tensor, ...]
@@ -104,6 +107,8 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
+    global_qkv_weights: tuple[Tensor, ...] | None = None
+    global_qkv_biases: tuple[Tensor | None, ...] | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
@@ -113,6 +118,7 @@ class LayerWeights(NamedTuple):
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
         several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
+        several += (*(self.global_qkv_weights or ()), *(self.global_qkv_biases or ()))
         rest = [value for value in self if not isinstance(value, tuple)]
         return [tensor for tensor in (*several, *rest) if tensor is not None]
 
@@ -182,6 +188,7 @@ class AttentionInputs(NamedTuple):
         relative_positions: for disentangled attention, or None.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
+        global_tokens: int64 (G,), the indices of the global tokens, ascending; None without any.
     """
 
     cu_seqlens: Tensor
@@ -191,6 +198,7 @@ class AttentionInputs(NamedTuple):
     relative_positions: RelativePositions | None = None
     bounds: Tensor | None = None
     blocks: AttentionBlocks | None = None
+    global_tokens: Tensor | None = None
 
 
 class LayerState(NamedTuple):
@@ -223,6 +231,9 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
 def stacked(weights: LayerWeights) -> LayerWeights:
     """The weights with those of q, k and v in one tensor, and those of a gated ``up`` in one tensor."""
     w = weights
+    if w.global_qkv_weights is not None and w.global_qkv_biases is not None:
+        bias = stack_biases(w.global_qkv_biases, w.global_qkv_weights)
+        w = w._replace(global_qkv_weights=(stack(w.global_qkv_weights),), global_qkv_biases=(bias,))
     return w._replace(
         qkv_weights=(stack(w.qkv_weights),),
         qkv_biases=(stack_biases(w.qkv_biases, w.qkv_weights),),

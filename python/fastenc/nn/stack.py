@@ -72,6 +72,11 @@ class StackSpec:
             or any(spec.attention.window != (-1, -1) for spec in self.layers)
         )
 
+    @property
+    def has_global_attention(self) -> bool:
+        """Whether some layers read which tokens are global."""
+        return any(spec.attention.global_attention for spec in self.layers)
+
     def of_module(self, index: int) -> LayerSpec:
         """The description of the first layer that this module computes, or of layer 0 if it computes none."""
         used = self.module_of_layer
@@ -132,6 +137,7 @@ def run_stack(
     spec: StackSpec,
     modules: StackModules,
     visit_input: VisitInput | None = None,
+    global_tokens: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
 
@@ -140,10 +146,11 @@ def run_stack(
     Args:
         x: (total_tokens, hidden_size), the embeddings' output.
         visit_input: called before each layer.
+        global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
-    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules)
+    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules, global_tokens)
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
     )
@@ -181,6 +188,7 @@ def attention_inputs(
     max_seqlen: int,
     spec: StackSpec,
     modules: StackModules,
+    global_tokens: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
@@ -196,11 +204,21 @@ def attention_inputs(
         if rotary is not None
     }
 
+    if global_tokens is not None and not len(global_tokens):
+        global_tokens = None  # every layer has a window only
+
     def of_layer(number: int) -> AttentionInputs:
-        rotary = spec.rotary[number]
+        rotary, attention = spec.rotary[number], spec.layers[number].attention
         table = None if rotary is None else tables[rotary]
         return AttentionInputs(
-            cu_seqlens, max_seqlen, table, bias(number), positions, bounds, blocks
+            cu_seqlens,
+            max_seqlen,
+            table,
+            bias(number),
+            positions,
+            bounds,
+            blocks,
+            global_tokens if attention.global_attention else None,
         )
 
     return of_layer

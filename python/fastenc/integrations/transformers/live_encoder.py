@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 LINEARS = ("qkv", "attention_out", "up", "down")
 # Linear layers that only some families have.
 POSITIONS = ("position_key", "position_query")
+GLOBAL_QKV = "global_qkv"
 POOLER = "pooler"
 
 
@@ -71,7 +72,7 @@ class LiveLayer:
         m = self.modules
         (attention_out,), (attention_norm,) = m["attention_out"], m["attention_norm"]
         (down,), (out_norm,) = m["down"], m["out_norm"]
-        return LayerWeights(
+        weights = LayerWeights(
             tuple(linear.weight for linear in m["qkv"]),
             tuple(linear.bias for linear in m["qkv"]),
             attention_out.weight,
@@ -85,6 +86,13 @@ class LiveLayer:
             out_norm.weight,
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+        )
+        of_globals = m.get(GLOBAL_QKV)
+        if of_globals is None:
+            return weights
+        return weights._replace(
+            global_qkv_weights=tuple(linear.weight for linear in of_globals),
+            global_qkv_biases=tuple(linear.bias for linear in of_globals),
         )
 
     def _position_projections(self) -> tuple[Tensor | None, ...]:
@@ -265,7 +273,7 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, "attention_norm", "out_norm")
+                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, "attention_norm", "out_norm")
                 if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(

@@ -7,8 +7,9 @@ check that nothing has changed since then, which takes microseconds.
 
 import copy
 import inspect
-from collections.abc import Iterable
-from functools import partial
+import typing
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +56,10 @@ def new_of_same_class(model: "PreTrainedModel") -> Any:
 
 
 def output_class(model: "PreTrainedModel") -> type:
-    """The class that the model's forward returns, found by calling a new model on the meta device."""
+    """The class that the model's forward returns, found by calling a new model on the meta device.
+
+    Longformer's forward reads values, which do not exist there; its class is the one that its annotation names.
+    """
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -72,7 +76,17 @@ def output_class(model: "PreTrainedModel") -> type:
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
-        return type(new(input_ids=ids))
+        try:
+            return type(new(input_ids=ids))
+        except RuntimeError:
+            return annotated_output(type(model).forward)
+
+
+@cache
+def annotated_output(forward: Callable[..., Any]) -> type:
+    """The class of outputs in the annotation of a forward of transformers, ``tuple | SomeOutput``."""
+    returned = typing.get_type_hints(inspect.unwrap(forward))["return"]
+    return next(each for each in typing.get_args(returned) if each is not tuple)
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

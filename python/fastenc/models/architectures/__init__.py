@@ -10,6 +10,7 @@ from fastenc.models.architectures.deberta_v2 import DebertaV2
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
 from fastenc.models.architectures.gte import Gte
+from fastenc.models.architectures.longformer import Longformer
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
@@ -35,6 +36,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Electra,
         MPNet,
         DebertaV2,
+        Longformer,
         T5,
         MT5,
         UMT5,

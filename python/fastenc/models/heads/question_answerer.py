@@ -1,5 +1,7 @@
 """Extractive question answering: the first and the last token of the answer in a text."""
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -9,7 +11,7 @@ from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import unpack
-from fastenc.packing import PackedBatch
+from fastenc.packing import PackedBatch, tokens_before
 
 
 class QuestionAnswerer(PretrainedModel):
@@ -29,13 +31,21 @@ class QuestionAnswerer(PretrainedModel):
         self.head = PredictionHead(config, architecture.question_answerer, 2, p)
         self.init_modules(self.head)
 
+    def encoder_batch(self, batch: PackedBatch) -> PackedBatch:
+        """In an encoder with global attention, the tokens of the question are global: those before a sequence's first
+        separator."""
+        if batch.global_tokens is not None or not self.encoder.stack.has_global_attention:
+            return batch
+        separator = self.config.architecture.separator(self.config)
+        return replace(batch, global_tokens=tokens_before(batch, separator))
+
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
         """Args: labels: int64 (batch, 2), positions of the answer's first and last token in its sequence; -100: none.
 
         Returns: logits (total_tokens, 2). With labels also the loss in float32, the mean of two cross-entropies (first
             token and last token), each of a softmax over the tokens of a sequence.
         """
-        states = self.encoder(batch).last_hidden_state
+        states = self.encoder(self.encoder_batch(batch)).last_hidden_state
         logits = self.head(states)
         if labels is None:
             return ModelOutput(logits=logits)

@@ -8,8 +8,14 @@ the user's promise that they do not change. With few rows, each weight is read o
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer import project_positions, stacked_linear
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall, PackedWeights
+from fastenc.nn.layer import attend_globally, project_positions, stacked_linear
+from fastenc.nn.layer_call import (
+    DISENTANGLED,
+    GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
+    LayerCall,
+    PackedWeights,
+)
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     LayerSpec,
@@ -50,6 +56,8 @@ def pack(weights: LayerWeights) -> PackedWeights:
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
+    | GLOBAL_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -131,6 +139,9 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     few_rows = _has_few_rows(x)
     if a.position_terms:
         attended = _attend_disentangled(x, inputs, w, spec, packed)
+    elif inputs.global_tokens is not None:
+        qkv = _project(x, w, spec, packed)
+        attended = attend_globally(x, qkv, inputs, w, a).float()
     elif few_rows or _shares_sequences(x, inputs.max_seqlen):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
@@ -188,15 +199,9 @@ def _attend(
     spec: LayerSpec,
     packed: PackedWeights | None,
 ) -> Tensor:
-    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    columns = 3 * a.num_heads * a.head_dim
-    if packed is not None:
-        bias = None if bias is None else bias.float()
-        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, columns)
-    else:
-        qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    a = spec.attention
     attended = attention_op(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        _project(x, w, spec, packed),
         inputs.cu_seqlens,
         inputs.max_seqlen,
         softmax_scale=a.scale,
@@ -205,6 +210,17 @@ def _attend(
         rotary=inputs.rotary,
     )
     return attended.flatten(1).float()
+
+
+def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
+    """Queries, keys and values, (total_tokens, 3, num_heads, head_dim)."""
+    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
+    if packed is not None:
+        bias = None if bias is None else bias.float()
+        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+    else:
+        qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    return qkv.view(x.shape[0], 3, a.num_heads, a.head_dim)
 
 
 def _attend_disentangled(

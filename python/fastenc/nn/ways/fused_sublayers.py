@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
-from fastenc.nn.layer_call import DISENTANGLED, LayerCall
+from fastenc.nn.layer_call import DISENTANGLED, GLOBAL_ATTENTION, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -35,6 +35,7 @@ from fastenc.packing import check_cu_seqlens
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )

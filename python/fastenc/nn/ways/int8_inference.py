@@ -7,14 +7,20 @@ residuals are not in 8 bits. A token's result does not depend on the batch, its 
 import torch
 
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import DISENTANGLED, Int8Weights, LayerCall
+from fastenc.nn.layer_call import (
+    DISENTANGLED,
+    GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
+    Int8Weights,
+    LayerCall,
+)
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-TAKES = cpu_inference.TAKES - DISENTANGLED
+TAKES = cpu_inference.TAKES - DISENTANGLED - GLOBAL_ATTENTION - GLOBAL_TOKENS
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
