@@ -90,7 +90,7 @@ def run_cases(
     """
     done = set(report.section(section)["cases"])
     report.write()  # the report exists even without a case
-    for name, call in cases:
+    for name, run_case in cases:
         if name in done:
             continue
         report.begin(section, name)
@@ -99,7 +99,7 @@ def run_cases(
             # A thread of C ends the process: Python code may not run any more.
             faulthandler.dump_traceback_later(limit, exit=True)
         try:
-            row = call()
+            row = run_case()
             synchronize()  # an error of this case's kernels is its own
         except Exception as error:
             traceback.print_exc(limit=-4)
@@ -117,8 +117,8 @@ def run_cases(
 
 def unless_wrong(cases: Iterable[Case], wrong: Container[str]) -> Iterator[Case]:
     """The cases, but those in ``wrong`` fail at once: a case with wrong results is not timed."""
-    for name, call in cases:
-        yield name, _refused if name in wrong else call
+    for name, run_case in cases:
+        yield name, _refused if name in wrong else run_case
 
 
 def _refused() -> dict[str, Any]:

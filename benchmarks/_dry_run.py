@@ -92,13 +92,13 @@ running = ""  # the benchmark or case; its name begins with the op's
 def compare(providers: dict, **options) -> dict:
     """Replaces ``_harness.compare``: calls each provider once."""
     rows = {}
-    for name, call in providers.items():
-        if isinstance(call, str):
-            rows[name] = {"missing": call}
+    for name, provider in providers.items():
+        if isinstance(provider, str):
+            rows[name] = {"missing": provider}
             continue
         before = len(_fake_gpu.launches())
         try:
-            call()
+            provider()
         except Exception as error:
             rows[name] = {"failed": f"{type(error).__name__}: {error}"[:150]}
             continue
@@ -118,16 +118,16 @@ def unstarted(kernels: dict[str, int], name: str) -> dict[str, str]:
 
 
 def noted(cases: Iterable) -> Iterator:
-    for name, call in cases:
-        yield name, partial(started, name, call)
+    for name, run_case in cases:
+        yield name, partial(started, name, run_case)
 
 
-def started(name: str, call) -> dict:
+def started(name: str, run_case) -> dict:
     """The kernels that a case started, and whether it failed; without its figures."""
     global running
     running, before = name, len(_fake_gpu.launches())
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # the output has times
-        row = call()
+        row = run_case()
     kernels = kernels_since(before)
     failed = {"failed": row["failed"]} if "failed" in row else unstarted(kernels, name)
     print(f"  {name}: {', '.join(kernels) or 'CUDA C++, not started'}", flush=True)
@@ -159,7 +159,7 @@ def small_sizes() -> None:
     gpu_quick.REMARKS, gpu_quick.noted = {"device": REMARK}, noted
     # The sweep makes one launch for each op; every result counts as right, and every time is the same.
     sweep.ON_GPU = tune.ON_GPU = True
-    tune.kernel_clock = lambda: lambda call, prepare: 1.0
+    tune.kernel_clock = lambda: lambda operation, prepare: 1.0
     tune.Tuner._right = staticmethod(lambda result, truth, tolerance: True)
     modules = [import_module(f"benchmarks.{path.stem}") for path in FOLDER.glob("bench_*.py")]
     tuned = [module.tuned for module in modules if hasattr(module, "tuned")]

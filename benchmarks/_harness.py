@@ -184,12 +184,12 @@ def compare(
     """
     results: dict[str, dict] = {}
     alive, turns = {}, {}
-    for name, call in providers.items():
-        if isinstance(call, str):
-            results[name] = {"missing": call}
+    for name, provider in providers.items():
+        if isinstance(provider, str):
+            results[name] = {"missing": provider}
             continue
         try:
-            results[name], turns[name] = _first_calls(name, call, check, end_to_end)
+            results[name], turns[name] = _first_calls(name, provider, check, end_to_end)
         except Exception as error:  # a peer that refuses a case must not end the run
             reason = (str(error).strip() or "no message").splitlines()[0][:150]
             results[name] = {"failed": f"{type(error).__name__}: {reason}"}
@@ -197,7 +197,7 @@ def compare(
                 torch.cuda.empty_cache()  # the call may have failed for lack of memory
             continue
         if "wrong" not in results[name]:
-            alive[name] = call
+            alive[name] = provider
     times: dict[str, list[float]] = {name: [] for name in alive}
     end = time.perf_counter() + (seconds if seconds is not None else 1.0 if ON_GPU else 4.0)
     rounds = 0
@@ -226,23 +226,23 @@ def compare(
 def rates(work: Work, seconds: float) -> dict[str, float]:
     """The rates that a time means, and their share of this run's ceilings."""
     floor = ceilings().floor(work)
-    found = {
+    figures = {
         "bytes": work.bytes,
         "GB_per_s": work.bytes / seconds / 1e9,
         "floor_ms": floor * 1e3,
         "percent_of_roofline": 100 * floor / seconds,
     }
     if work.flops:
-        found |= {"flops": work.flops, "TFLOP_per_s": work.flops / seconds / 1e12}
-    return found
+        figures |= {"flops": work.flops, "TFLOP_per_s": work.flops / seconds / 1e12}
+    return figures
 
 
-def _first_calls(name: str, call: Callable, check, end_to_end: bool):
+def _first_calls(name: str, provider: Callable, check, end_to_end: bool):
     """A row with the peak memory, or with what is wrong; and the provider's turn."""
     row: dict[str, Any] = {}
-    call()  # compiles, and fills the provider's caches
+    provider()  # compiles, and fills the provider's caches
     before = _start_of_peak()
-    result = call()
+    result = provider()
     synchronize(DEVICE)
     if ON_GPU:
         row["peak_MB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
@@ -251,15 +251,15 @@ def _first_calls(name: str, call: Callable, check, end_to_end: bool):
     if problem:
         return {"wrong": problem}, None
     start = time.perf_counter()
-    call()
+    provider()
     host = time.perf_counter() - start
     synchronize(DEVICE)
     repeats = math.ceil(TURN / (time.perf_counter() - start))
     if not ON_GPU:
-        return row, lambda: _cpu_turn(call, repeats)
+        return row, lambda: _cpu_turn(provider, repeats)
     if end_to_end:
-        return row, lambda: call_seconds(call, DEVICE, repeats)
-    prepare, timed = call if isinstance(call, Prepared) else (None, call)
+        return row, lambda: call_seconds(provider, DEVICE, repeats)
+    prepare, timed = provider if isinstance(provider, Prepared) else (None, provider)
     return row, lambda: _kernel_timer().seconds(timed, min(repeats, 50), host, prepare)
 
 
@@ -271,19 +271,19 @@ def _start_of_peak() -> int:
     return torch.cuda.memory_allocated()
 
 
-def _cpu_turn(call: Callable, repeats: int) -> list[float]:
+def _cpu_turn(provider: Callable, repeats: int) -> list[float]:
     if repeats > 1:
-        call()
+        provider()
     start = time.perf_counter()
     for _ in range(repeats):
-        call()
+        provider()
     return [(time.perf_counter() - start) / repeats]
 
 
 class Provider(NamedTuple):
     """An op as a library offers it: a call with gradients, and the change of its layout to the truth's."""
 
-    call: Callable[[], Tensor]
+    forward: Callable[[], Tensor]
     inputs: tuple[Tensor, ...]
     dout: Tensor
     to_truth: Callable[[Tensor], Tensor] = lambda tensor: tensor
@@ -306,7 +306,7 @@ def compare_op(
         forward, backward: the least work of each direction.
         checked: False for an op with random results, which only have to be finite.
     """
-    exact_out = truth.call()
+    exact_out = truth.forward()
     exact = (exact_out.detach(), *torch.autograd.grad(exact_out, truth.inputs, truth.dout))
     tolerance = TOLERANCES[forward.dtype]
 
@@ -323,14 +323,14 @@ def compare_op(
         return None
 
     def both(provider: Provider):
-        return torch.autograd.grad(provider.call(), provider.inputs, provider.dout)
+        return torch.autograd.grad(provider.forward(), provider.inputs, provider.dout)
 
     def backward_alone(provider: Provider):
         return Prepared(
-            provider.call, lambda out: torch.autograd.grad(out, provider.inputs, provider.dout)
+            provider.forward, lambda out: torch.autograd.grad(out, provider.inputs, provider.dout)
         )
 
-    directions = {"forward": (lambda p: p.call, forward)}
+    directions = {"forward": (lambda p: p.forward, forward)}
     if ON_GPU:
         directions["backward"] = (backward_alone, backward)
     directions["forward + backward"] = (lambda p: lambda: both(p), forward + backward)
@@ -456,9 +456,9 @@ def _nothing_yet() -> dict[str, Any]:
 def _begun(name: str) -> dict[str, Any]:
     """The results of an unfinished run, if they were measured with the present table of launch parameters."""
     fresh, path = _nothing_yet(), _path(name)
-    found = json.loads(path.read_text()) if path.exists() else {}
-    usable = "measured" in found and found["tables"] == fresh["tables"]
-    return found if usable else fresh
+    content = json.loads(path.read_text()) if path.exists() else {}
+    usable = "measured" in content and content["tables"] == fresh["tables"]
+    return content if usable else fresh
 
 
 def _digest_of_table() -> str | None:

@@ -117,10 +117,12 @@ def batches() -> dict[str, list[int]]:
 
 
 def plain_cases() -> list[Case]:
-    found = batches()
+    lengths_by_name = batches()
     if not ON_GPU:
         dtypes = (torch.float32, torch.bfloat16)
-        return [Case(n, sizes, dtype=dtype) for n, sizes in found.items() for dtype in dtypes]
+        return [
+            Case(n, sizes, dtype=dtype) for n, sizes in lengths_by_name.items() for dtype in dtypes
+        ]
     others: tuple[dict, ...] = (
         {"dropout_p": 0.1},
         {"dtype": torch.float16},
@@ -128,17 +130,19 @@ def plain_cases() -> list[Case]:
         {"heads": 8, "head_dim": 128},
     )
     chosen = ("SST-2", "Wikipedia", "full 512")
-    return [Case(name, sizes) for name, sizes in found.items()] + [
-        Case(name, found[name], **other) for other in others for name in chosen
+    return [Case(name, sizes) for name, sizes in lengths_by_name.items()] + [
+        Case(name, lengths_by_name[name], **other) for other in others for name in chosen
     ]
 
 
 def variant_cases() -> list[Case]:
-    found = batches()
+    lengths_by_name = batches()
     if ON_GPU:
         ragged, even = "Wikipedia", "full 512"
         queries, keys = "SST-2", "Wikipedia"
-        windowed = [Case("8 sequences of 2048", found["8 sequences of 2048"], variant="window")]
+        windowed = [
+            Case("8 sequences of 2048", lengths_by_name["8 sequences of 2048"], variant="window")
+        ]
     else:
         ragged, even = "32 sequences of 8 to 40", "16 sequences of 128"
         queries, keys = "32 sequences of 8 to 40", "32 sequences of 10 to 256"
@@ -152,9 +156,13 @@ def variant_cases() -> list[Case]:
         (even, "relative bias"),
         (ragged, "key bias"),
     )
-    cases = [Case(name, found[name], variant=variant) for name, variant in alone]
-    asking = found[queries][: len(found[keys])]
-    return [*windowed, *cases, Case(f"queries: {queries}, keys: {keys}", asking, found[keys])]
+    cases = [Case(name, lengths_by_name[name], variant=variant) for name, variant in alone]
+    asking = lengths_by_name[queries][: len(lengths_by_name[keys])]
+    return [
+        *windowed,
+        *cases,
+        Case(f"queries: {queries}, keys: {keys}", asking, lengths_by_name[keys]),
+    ]
 
 
 class Variant(NamedTuple):
@@ -283,8 +291,8 @@ class Batch:
         def to_truth(x: Tensor) -> Tensor:
             return x[chosen[tuple(x.shape[:2])]] if tuple(x.shape[:2]) in chosen else x
 
-        call = lambda: attend(self.padded, self.variant.parameters)
-        return Provider(call, inputs, self.dout_padded, to_truth)
+        forward = lambda: attend(self.padded, self.variant.parameters)
+        return Provider(forward, inputs, self.dout_padded, to_truth)
 
     def with_backend(self, backend: SDPBackend, qkv, parameters) -> Tensor:
         with sdpa_kernel(backend):
@@ -315,8 +323,8 @@ class Batch:
         options = {} if window is None else {"window_size": (window, window)}
         offsets = (self.queries.cu_seqlens, self.keys.cu_seqlens)
         longest = (self.queries.max_seqlen, self.keys.max_seqlen)
-        call = lambda: module.varlen_attn(*split(self.packed), *offsets, *longest, **options)
-        return Provider(call, self.packed, self.dout)
+        forward = lambda: module.varlen_attn(*split(self.packed), *offsets, *longest, **options)
+        return Provider(forward, self.packed, self.dout)
 
     def flex(self, module, prepare: Callable[[Callable], Callable] = compiled) -> Provider:
         """The packed batch as one sequence, in which only tokens of the same text see each other."""
@@ -343,12 +351,12 @@ class Batch:
 
         fused = prepare(module.flex_attention)
 
-        def call():
+        def forward():
             q, k, v = (x.transpose(0, 1)[None] for x in split(self.packed))
             change = None if added is None else score
             return fused(q, k, v, score_mod=change, block_mask=blocks())[0].transpose(0, 1)
 
-        return Provider(call, (*self.packed, *parameters), self.dout)
+        return Provider(forward, (*self.packed, *parameters), self.dout)
 
     def ours(self) -> Tensor:
         options = self.variant.arguments(*self.variant.parameters)
@@ -371,21 +379,23 @@ class Batch:
 
     def providers(self) -> dict[str, Provider | str]:
         inputs = (*self.packed, *self.variant.parameters)
-        found: dict[str, Provider | str] = {"sdpa, padded": self.on_padded(self.padded_call)}
+        providers: dict[str, Provider | str] = {"sdpa, padded": self.on_padded(self.padded_call)}
         if ON_GPU:
             for name, backend in BACKENDS.items():
                 attend = partial(self.with_backend, backend)
-                found[f"sdpa {name}, padded"] = self.on_padded(attend)
-            found["torch.compile of sdpa, padded"] = self.on_padded(compiled(self.padded_call))
-            found["varlen_attn"] = peer("torch.nn.attention.varlen", self.varlen)
+                providers[f"sdpa {name}, padded"] = self.on_padded(attend)
+            providers["torch.compile of sdpa, padded"] = self.on_padded(compiled(self.padded_call))
+            providers["varlen_attn"] = peer("torch.nn.attention.varlen", self.varlen)
             if not self.case.variant and self.case.key_lengths is None:
-                found["fastenc, cuDNN"] = Provider(self.by_cudnn, inputs, self.dout)
+                providers["fastenc, cuDNN"] = Provider(self.by_cudnn, inputs, self.dout)
             else:
-                found["flex_attention"] = peer("torch.nn.attention.flex_attention", self.flex)
+                providers["flex_attention"] = peer("torch.nn.attention.flex_attention", self.flex)
         else:
-            found["sdpa, a loop"] = Provider(lambda: self.one_by_one(*inputs), inputs, self.dout)
-        found["fastenc"] = Provider(self.ours, inputs, self.dout)
-        return found
+            providers["sdpa, a loop"] = Provider(
+                lambda: self.one_by_one(*inputs), inputs, self.dout
+            )
+        providers["fastenc"] = Provider(self.ours, inputs, self.dout)
+        return providers
 
     def truth(self) -> Provider:
         inputs = (*self.packed, *self.variant.parameters)

@@ -86,9 +86,9 @@ def measure(num_tags: int) -> dict[str, dict]:
     calls[PACKED] = loss_of_packed
     options = {"baseline": "pytorch-crf", "end_to_end": True}
     rows = compare(calls, check=check, work=work_of_loss, **options)
-    for name, call in calls.items():
+    for name, run in calls.items():
         if "median_ms" in rows[name]:
-            rows[name]["gradient_error"] = worst_gradient(call()[1])
+            rows[name]["gradient_error"] = worst_gradient(run()[1])
     expected = None if theirs == NOT_INSTALLED else theirs.decode(emissions, mask)
 
     def right_paths(_, paths):

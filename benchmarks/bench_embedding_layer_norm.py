@@ -40,19 +40,19 @@ def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str,
     positions = torch.arange(tokens, device=DEVICE) % 512
     types = torch.arange(tokens, device=DEVICE) // 64 % 2
 
-    def arguments(word, position, kind, weight, bias):
+    def arguments(word, position, token_type, weight, bias):
         rest = {"position_ids": positions, "position": position}
         return (ids, word, weight, bias), rest | {
             "token_type_ids": types,
-            "token_type": kind,
+            "token_type": token_type,
         }
 
     def ours(*values):
         given, named = arguments(*values)
         return embedding_layer_norm(*given, **named)
 
-    def eager(word, position, kind, weight, bias):
-        h = F.embedding(ids, word) + F.embedding(types, kind)
+    def eager(word, position, token_type, weight, bias):
+        h = F.embedding(ids, word) + F.embedding(types, token_type)
         h = h + F.embedding(positions, position)
         return F.layer_norm(h, (width,), weight, bias, 1e-12)
 
@@ -85,8 +85,8 @@ def measure(name: str, tokens: int, width: int, dtype: torch.dtype) -> dict[str,
     wide = tuple(table.detach().double().requires_grad_() for table in tables)
     exact = gradients(twice, wide, dy.double(), dlogits.double())
 
-    def check(_, found):
-        pairs = zip(found, exact, strict=True)
+    def check(_, results):
+        pairs = zip(results, exact, strict=True)
         worst = max(((value.double() - true).norm() / true.norm()).item() for value, true in pairs)
         return None if worst < TOLERANCES[dtype] else f"gradient: relative error {worst:.2g}"
 

@@ -93,8 +93,8 @@ def main() -> None:
         packed = [pack_sequences(batch) for batch in batches(sequences, False)]
         packed_by_length = [pack_sequences(batch) for batch in batches(sequences, True)]
 
-        def run_padded(call, inputs):
-            return lambda: [(call(x), x["attention_mask"].bool()) for x in inputs]
+        def run_padded(forward, inputs):
+            return lambda: [(forward(x), x["attention_mask"].bool()) for x in inputs]
 
         def run_cpu_inference(encoder, inputs):
             return lambda: [(encoder(batch).last_hidden_state, None) for batch in inputs]

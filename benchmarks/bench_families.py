@@ -75,10 +75,13 @@ def random_lengths(low: int, high: int, count: int) -> list[int]:
 def corpora(family: str) -> dict[str, list[int]]:
     """Lengths of the texts of each corpus."""
     sst2 = lengths("SST-2", 16 * TEXTS)[:TEXTS]
-    found = {"lengths of SST-2": sst2, "lengths 10 to 256": random_lengths(10, 256, BATCH)}
+    lengths_by_name = {
+        "lengths of SST-2": sst2,
+        "lengths 10 to 256": random_lengths(10, 256, BATCH),
+    }
     if family in LONG:
-        found["lengths 10 to 2048"] = random_lengths(10, 2048, 5)
-    return found
+        lengths_by_name["lengths 10 to 2048"] = random_lengths(10, 2048, 5)
+    return lengths_by_name
 
 
 def measure(family: str) -> dict[str, dict]:

@@ -67,8 +67,8 @@ def measure(
         return torch.stack(columns, -1).transpose(1, 2)[inside], p.argmax(-1)
 
     def ours():
-        found = head_statistics(q, k, cu_seqlens, longest, window_size=(window, window))
-        return torch.stack(found[:7], -1), found.strongest
+        statistics = head_statistics(q, k, cu_seqlens, longest, window_size=(window, window))
+        return torch.stack(statistics[:7], -1), statistics.strongest
 
     exact, _ = plain(q.double(), k.double())
 

@@ -50,10 +50,10 @@ def table(path: str) -> list[dict[str, str]]:
     return [dict(zip(header, line.split("\t"), strict=False)) for line in lines[1:]]
 
 
-def of_padded(call) -> States:
+def of_padded(forward) -> States:
     def states(ids: list[list[int]]) -> torch.Tensor:
         batch = padded(ids)
-        return torch.as_tensor(call(batch))[batch["attention_mask"].bool()].float()
+        return torch.as_tensor(forward(batch))[batch["attention_mask"].bool()].float()
 
     return states
 
@@ -65,12 +65,12 @@ def of_packed(encoder: Encoder) -> States:
 def vectors(states: States, ids: list[list[int]]) -> torch.Tensor:
     """The texts' mean vectors, in the given order."""
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    found = torch.empty(len(ids), HIDDEN)
+    means = torch.empty(len(ids), HIDDEN)
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         rows = states([ids[i] for i in chosen]).split([len(ids[i]) for i in chosen])
-        found[chosen] = torch.stack([row.mean(0) for row in rows])
-    return F.normalize(found, dim=1)
+        means[chosen] = torch.stack([row.mean(0) for row in rows])
+    return F.normalize(means, dim=1)
 
 
 def accuracy(providers: dict, tokenizer) -> dict[str, dict]:
@@ -80,19 +80,19 @@ def accuracy(providers: dict, tokenizer) -> dict[str, dict]:
         for name in ("sentence1", "sentence2")
     )
     scores = torch.tensor([float(row["score"]) for row in rows])
-    exact, found = vectors(providers[BASELINE], first + second), {}
+    exact, results = vectors(providers[BASELINE], first + second), {}
     for name, states in providers.items():
         if isinstance(states, str):
-            found[name] = {"missing": states}
+            results[name] = {"missing": states}
             continue
         given = vectors(states, first + second)
         cosines, (a, b) = (given * exact).sum(1), given.chunk(2)
-        found[name] = {
+        results[name] = {
             "spearman": 100 * float(spearmanr((a * b).sum(1), scores).statistic),
             "worst_cosine": cosines.min().item(),
             "mean_cosine": cosines.mean().item(),
         }
-    return {"accuracy": found}
+    return {"accuracy": results}
 
 
 def speed(
@@ -155,10 +155,10 @@ def bert_base(corpora: dict[str, list[list[int]]], samples: list[list[int]]) -> 
         graph = export_onnx(folder, folder / "float32.onnx")
         peers = _int8_peers.openvino(graph, torch.get_num_threads(), samples)
         providers = beside(folder, peers)
-    found: dict[str, dict] = {}
+    results: dict[str, dict] = {}
     for name, ids in corpora.items():
-        found |= speed(f"BERT-base, {name}", providers, ids, seconds=20)
-    return found
+        results |= speed(f"BERT-base, {name}", providers, ids, seconds=20)
+    return results
 
 
 def main() -> None:

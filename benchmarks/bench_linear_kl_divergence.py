@@ -69,13 +69,13 @@ def measure(
     losses = {"fastenc": partial(linear_kl_divergence, temperature=TEMPERATURE), "eager": eager}
     if ON_GPU:
         losses["torch.compile"] = compiled(eager)
-    found = compare(
+    results = compare(
         {key: partial(run, loss_of) for key, loss_of in losses.items()},
         baseline="eager",
         check=check,
         work=work(rows, width, teacher_width, vocabulary, dtype),
     )
-    return {name: found}
+    return {name: results}
 
 
 def main() -> None:

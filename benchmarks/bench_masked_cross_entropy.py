@@ -130,13 +130,13 @@ def in_own_process(argument: str, environment: dict) -> dict:
 
 
 def times_on_gpu(rows: int, vocabulary: int) -> dict[str, dict]:
-    found = measure_time(rows, vocabulary)
-    return {f"{rows:,} x {vocabulary:,} {dtype}": row for dtype, row in found.items()}
+    times = measure_time(rows, vocabulary)
+    return {f"{rows:,} x {vocabulary:,} {dtype}": row for dtype, row in times.items()}
 
 
 def times_on_cpu(allocator: str, environment: dict) -> dict[str, dict]:
-    found = in_own_process("time", environment)
-    return {f"{dtype}, {allocator}": rows for dtype, rows in found.items()}
+    times = in_own_process("time", environment)
+    return {f"{dtype}, {allocator}": rows for dtype, rows in times.items()}
 
 
 def memory_on_cpu() -> dict[str, dict]:
@@ -153,8 +153,8 @@ def memory_on_cpu() -> dict[str, dict]:
 def main() -> None:
     if len(sys.argv) > 1:
         argument = sys.argv[1]
-        found = measure_time(*SHAPES[0]) if argument == "time" else measure_memory(argument)
-        print(json.dumps(found))
+        result = measure_time(*SHAPES[0]) if argument == "time" else measure_memory(argument)
+        print(json.dumps(result))
         return
     if ON_GPU:
         groups = {

@@ -87,7 +87,7 @@ def finish(rows: dict, tokens: int, flops: float) -> dict:
 
 def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
     """Groups: last hidden states of one batch, compared at real tokens only."""
-    found = {
+    providers = {
         name: m if isinstance(m, str) else m.base_model
         for name, m in variants(folder, DTYPE).items()
     }
@@ -112,8 +112,8 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
         def forward(model):
             return lambda: model(**batch).last_hidden_state[real]
 
-        calls: dict = {n: m if isinstance(m, str) else forward(m) for n, m in found.items()}
-        sdpa = found["Hugging Face sdpa"]
+        calls: dict = {n: m if isinstance(m, str) else forward(m) for n, m in providers.items()}
+        sdpa = providers["Hugging Face sdpa"]
         masks = [each["attention_mask"].bool() for each in batches]
         by_length_name = f"Hugging Face sdpa, sorted, {SORTED_BATCHES} batches"
         calls[by_length_name] = lambda: torch.cat(
@@ -144,13 +144,13 @@ def inference(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
 
 def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
     """Groups: forward, backward and AdamW."""
-    found = variants(folder, torch.float32)
+    providers = variants(folder, torch.float32)
     exact = hugging_face(folder, "eager", torch.float32)
     config = ours.config
     optimizers: dict[int, torch.optim.Optimizer] = {}
     own = torch.optim.AdamW(ours.parameters(), lr=0.0, fused=True)
     graphs = compile_training(ours, own, max_tokens=2 * TOKENS) if GRAPHS else "needs a GPU"
-    dynamic = torch.compile(found["Hugging Face sdpa"], dynamic=True) if COMPILES else None
+    dynamic = torch.compile(providers["Hugging Face sdpa"], dynamic=True) if COMPILES else None
 
     def measure(name: str) -> dict[str, dict]:
         sizes = lengths(name, TOKENS)
@@ -165,15 +165,16 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
             "labels": unpack(labels, packed, -100),
         }
         losses: dict = {
-            n: m if isinstance(m, str) else lambda m=m: m(**batch).loss for n, m in found.items()
+            n: m if isinstance(m, str) else lambda m=m: m(**batch).loss
+            for n, m in providers.items()
         }
-        owners = dict(found)
+        owners = dict(providers)
         if COMPILES:
             # Compiling each shape by itself would take minutes, so one dynamic graph serves all batches of texts. It
             # comes first, because compiled() forgets it.
             fixed = name == NAMES[-1]
             compile_name = "Hugging Face sdpa, torch.compile" + ("" if fixed else " dynamic")
-            owners[compile_name] = found["Hugging Face sdpa"]
+            owners[compile_name] = providers["Hugging Face sdpa"]
             fused = compiled(owners[compile_name]) if fixed else dynamic
             losses[compile_name] = lambda fused=fused: fused(**batch).loss
         owners["fastenc"] = ours
@@ -211,7 +212,7 @@ def training(ours: MaskedLM, folder: str) -> dict[str, Callable[[], dict]]:
 
         def checked(train: bool) -> dict:
             set_mode(owners, train)
-            chosen = {n: call for n, call in calls.items() if ("compile" in n) == train}
+            chosen = {n: forward for n, forward in calls.items() if ("compile" in n) == train}
             once = {"seconds": 0.0, "min_rounds": 1}
             return compare(chosen, baseline="", check=check, end_to_end=True, **once)
 

@@ -59,16 +59,16 @@ def operator_calls(case: Case, size: Size) -> Iterator[tuple[str, Callable]]:
     for function, (arguments, _) in made.arguments.items():
         operator = function.name().split("::")[1]
         if operator in triton_kernels:
-            call = partial(triton_kernels[operator], *arguments)
-            yield f"{case.op}, up to {size.longest}: {operator}", call
+            run = partial(triton_kernels[operator], *arguments)
+            yield f"{case.op}, up to {size.longest}: {operator}", run
 
 
-def launches_of(call: Callable) -> list[tuple[str, Callable]]:
+def launches_of(run: Callable) -> list[tuple[str, Callable]]:
     """(kernel, its launch alone) of what a call launches."""
-    found = []
+    recorded = []
 
     def noting(kernel, *arguments, **named):
-        found.append((kernel.__name__, partial(launches.run, kernel, *arguments, **named)))
+        recorded.append((kernel.__name__, partial(launches.run, kernel, *arguments, **named)))
         launches.run(kernel, *arguments, **named)
 
     modules = [m for name, m in sys.modules.items() if name.startswith("fastenc.kernels.")]
@@ -77,19 +77,19 @@ def launches_of(call: Callable) -> list[tuple[str, Callable]]:
     ]
     for module in importing:
         module.run = noting
-    call()
+    run()
     for module in importing:
         module.run = launches.run
-    return found
+    return recorded
 
 
-def median_time(call: Callable, seconds: float) -> float:
+def median_time(run: Callable, seconds: float) -> float:
     """Of batches of ten calls; in microseconds a call."""
     end, times = time.perf_counter() + seconds, []
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(10):
-            call()
+            run()
         times.append((time.perf_counter() - start) / 10)
     return round(statistics.median(times) * 1e6, 1)
 
@@ -102,11 +102,11 @@ def main() -> None:
     bare: dict[str, float] = {}
     compiled = {}
     for tokens in TOKENS:
-        for name, call in calls(tokens):
-            call()
+        for name, run in calls(tokens):
+            run()
             if tokens == 64:
-                costs[name] = median_time(call, seconds)
-                for kernel, launch in launches_of(call):
+                costs[name] = median_time(run, seconds)
+                for kernel, launch in launches_of(run):
                     bare[kernel] = median_time(launch, seconds)
         compiled[tokens] = {
             signature.kernel: [c.metadata.enable_fp_fusion for c in signature.compiled.values()]

@@ -26,10 +26,10 @@ def lengths(name: str, tokens: int) -> list[int]:
         return [LONGEST] * max(1, tokens // LONGEST)
     counts = {int(n): c for n, c in json.loads(FILE.read_text())[name].items()}
     draw = random.Random(0)
-    found: list[int] = []
-    while sum(found) < tokens:
-        found += draw.choices(list(counts), list(counts.values()))
-    return found
+    drawn: list[int] = []
+    while sum(drawn) < tokens:
+        drawn += draw.choices(list(counts), list(counts.values()))
+    return drawn
 
 
 NAMES = ("SST-2", "SNLI", "WNUT-17", "Wikipedia", "full 512")
@@ -66,12 +66,12 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(minilm_folder() / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found = {}
+    histograms = {}
     for name, chosen in texts(Path(os.environ["FASTENC_DATA"])).items():
         sizes = (min(len(e.ids), LONGEST) for e in tokenizer.encode_batch(chosen))
-        found[name] = dict(sorted(Counter(sizes).items()))
-    FILE.write_text(json.dumps(found) + "\n")
-    for name, counts in found.items():
+        histograms[name] = dict(sorted(Counter(sizes).items()))
+    FILE.write_text(json.dumps(histograms) + "\n")
+    for name, counts in histograms.items():
         total = sum(counts.values())
         print(f"{name}: {total} texts, mean {sum(n * c for n, c in counts.items()) / total:.1f}")
 

@@ -112,11 +112,11 @@ def trainer(prepare: Prepare, closing: ExitStack, evaluates: bool = False, **opt
 
 
 def pipeline(
-    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 64, **call: Any
+    prepare: Prepare, closing: ExitStack, task: str, head: str, count: int = 64, **arguments: Any
 ) -> Call:
     import transformers
 
-    labels = call.pop("labels", None)
+    labels = arguments.pop("labels", None)
     numbered = dict(enumerate(labels or ()))
     names = {"id2label": numbered, "label2id": {name: i for i, name in numbered.items()}}
     model = prepare(with_head(head, **(names if labels else {})))
@@ -125,11 +125,11 @@ def pipeline(
     if task == "fill-mask":
         chosen = [f"{text} [MASK]" for text in chosen]
     if task != "feature-extraction":
-        return lambda: run(chosen, batch_size=BATCH, **call)
+        return lambda: run(chosen, batch_size=BATCH, **arguments)
     # In a batch the pipeline also returns the rows of padding tokens. They are 0 in a patched model.
     lengths = [len(ids) for ids in tokenizer()(chosen)["input_ids"]]
-    of_tokens = lambda found: [rows[0][:n] for rows, n in zip(found, lengths, strict=True)]
-    return lambda: of_tokens(run(chosen, batch_size=BATCH, **call))
+    of_tokens = lambda outputs: [rows[0][:n] for rows, n in zip(outputs, lengths, strict=True)]
+    return lambda: of_tokens(run(chosen, batch_size=BATCH, **arguments))
 
 
 def sentence_transformer(prepare: Prepare) -> Any:
@@ -221,15 +221,15 @@ def gliner(prepare: Prepare, closing: ExitStack) -> Call:
     config = {"model_type": "gliner_uni_encoder_span", "model_name": FOLDER, "hidden_size": 384}
     model, chosen = GLiNER.from_config(config).eval(), texts(32)
     prepare(model.model.token_rep_layer.bert_layer.model)
-    call = partial(model.inference, chosen, ["person", "place"], threshold=0.0, batch_size=BATCH)
-    return lambda: [[entity["score"] for entity in found] for found in call()]
+    predict = partial(model.inference, chosen, ["person", "place"], threshold=0.0, batch_size=BATCH)
+    return lambda: [[entity["score"] for entity in entities] for entities in predict()]
 
 
 def keybert(prepare: Prepare, closing: ExitStack) -> Call:
     from keybert import KeyBERT
 
     model, chosen = KeyBERT(sentence_transformer(prepare)), texts(32)
-    return lambda: [score for found in model.extract_keywords(chosen) for _, score in found]
+    return lambda: [score for keywords in model.extract_keywords(chosen) for _, score in keywords]
 
 
 def bertopic(prepare: Prepare, closing: ExitStack) -> Call:
@@ -271,7 +271,7 @@ def haystack(prepare: Prepare, closing: ExitStack) -> Call:
     model.warm_up()
     prepare(model.embedding_backend.model)
     documents = [Document(content=text) for text in texts(64)]
-    return lambda: [found.embedding for found in model.run(documents)["documents"]]
+    return lambda: [document.embedding for document in model.run(documents)["documents"]]
 
 
 SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
@@ -350,17 +350,17 @@ def measure(case: str, turns: int) -> dict[str, dict]:
             calls = {OWN: make(lambda model: model, closing), PATCHED: make(patch, closing)}
         except ImportError as error:
             return {PATCHED: {"missing": f"{NOT_INSTALLED}: {error.name}"}}
-        found = {side: numbers(call()) for side, call in calls.items()}
+        results = {side: numbers(predict()) for side, predict in calls.items()}
         apart = (
-            max(abs(a - b) for a, b in zip(*found.values(), strict=True))
-            if len(found[OWN]) == len(found[PATCHED])
+            max(abs(a - b) for a, b in zip(*results.values(), strict=True))
+            if len(results[OWN]) == len(results[PATCHED])
             else float("inf")
         )
         times: dict[str, list[float]] = {side: [] for side in calls}
         for _ in range(turns):
-            for side, call in calls.items():
+            for side, predict in calls.items():
                 start = time.perf_counter()
-                call()
+                predict()
                 times[side].append(time.perf_counter() - start)
     rows: dict[str, dict] = {
         side: {

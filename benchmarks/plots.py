@@ -99,9 +99,9 @@ def roofline(device: str, results: dict[str, dict], path: Path) -> bool:
         if others:
             bandwidth.scatter(others, [name] * len(others), **style)
         rates = ceilings.get("product_TFLOP_per_s", {})
-        found = data["ceilings"]
-        ceilings = ceilings | found
-        ceilings["product_TFLOP_per_s"] = rates | found.get("product_TFLOP_per_s", {})
+        measured = data["ceilings"]
+        ceilings = ceilings | measured
+        ceilings["product_TFLOP_per_s"] = rates | measured.get("product_TFLOP_per_s", {})
     if not ceilings:
         pyplot.close(figure)
         return False

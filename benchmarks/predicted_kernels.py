@@ -101,9 +101,9 @@ class Kernel(NamedTuple):
         )
         return max(1, min(held, -(-self.programs // MULTIPROCESSORS)))
 
-    def executed(self, elements: float, kind: str = "") -> float:
-        """Instructions, or those of a kind, of all warps. Programs without work, as of short attention, cost none."""
-        count = lambda part: self.usage[f"{part} {kind}".strip()]
+    def executed(self, elements: float, instruction: str = "") -> float:
+        """Instructions of all warps, or those of one name. Programs without work, as of short attention, cost none."""
+        count = lambda part: self.usage[f"{part} {instruction}".strip()]
         if self.name not in TILES:
             return self.programs * self.usage["warps"] * count("straight")
         trips = elements / math.prod(self.constants[name] for name in TILES[self.name])
@@ -204,10 +204,10 @@ def launched(since: int) -> list[Kernel]:
 def both_ways(name: str) -> tuple[list[Kernel], list[Kernel], problems.Problem]:
     """Launches of the second forward and of its backward: the first also makes what later ones find made."""
     problem = dict(problems.problems(SIZE))[name]()
-    call = lambda: problem.run(*problem.inputs, impl="auto")
-    call()
+    run_op = lambda: problem.run(*problem.inputs, impl="auto")
+    run_op()
     before = len(_fake_gpu.launches())
-    out = call()
+    out = run_op()
     between = len(_fake_gpu.launches())
     forward = launched(before)[: between - before]
     torch.autograd.grad(out, problem.inputs, problems.random_like(out))
@@ -255,11 +255,11 @@ def rows() -> Iterator[Row]:
             yield Row(f"{op} {way}" + ("," + more) * bool(more), launches, elements, least)
 
 
-def step(found: dict[str, Row]) -> list[str]:
+def step(by_title: dict[str, Row]) -> list[str]:
     """Forward and backward of BERT-base's layers, 16 sequences of 512."""
     names = ("attention {}, 512 tokens, dropout 0.1", "layer_norm {}, dropout 0.1", "bias_gelu {}")
     chosen = [
-        (found[name.format(way)], times)
+        (by_title[name.format(way)], times)
         for name, times in zip(names, (1, 2, 1), strict=True)
         for way in PUBLISHED
     ]
@@ -288,9 +288,9 @@ def loss() -> list[str]:
 
 
 def page() -> str:
-    found = {row.title: row for row in rows()}
+    by_title = {row.title: row for row in rows()}
     lines = [f"| {' | '.join((*HEAD, 'FlashAttention 3'))} |", "|---" + "|---:" * len(HEAD) + "|"]
-    for row in found.values():
+    for row in by_title.values():
         flops = row.least.flops
         peer = f"{flops / row.published * 1e6:.0f}" if row.published else "–"
         lines.append(f"| {' | '.join((*row.cells(), peer))} |")
@@ -301,7 +301,7 @@ def page() -> str:
         f"{OF_PRODUCT * 100:.0f} % of a large product's rate.\n"
     )
     introduction = INTRODUCTION.format(triton=triton.__version__, tokens=SIZE.tokens)
-    return "\n".join([introduction, *lines, "", heading, *step(found)]) + "\n"
+    return "\n".join([introduction, *lines, "", heading, *step(by_title)]) + "\n"
 
 
 def main() -> None:

@@ -76,8 +76,8 @@ def count(layers: int, adamw: bool, wide_products: bool) -> Counter:
     before = len(_fake_gpu.launches())
     with Calls() as calls:
         step()
-    found = calls.launches + Counter(each["kernel"] for each in _fake_gpu.launches(before))
-    return found + SENT if adamw else found
+    launches = calls.launches + Counter(each["kernel"] for each in _fake_gpu.launches(before))
+    return launches + SENT if adamw else launches
 
 
 def wide_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -88,11 +88,11 @@ def wide_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=12)
-    found = partial(count, parser.parse_args().layers)
+    launches_of = partial(count, parser.parse_args().layers)
     counts = {
-        "casts of gradients and weights, torch's AdamW": found(False, False),
-        "float32 gradients from the products, torch's AdamW": found(False, True),
-        "float32 gradients from the products, AdamW with copies": found(True, True),
+        "casts of gradients and weights, torch's AdamW": launches_of(False, False),
+        "float32 gradients from the products, torch's AdamW": launches_of(False, True),
+        "float32 gradients from the products, AdamW with copies": launches_of(True, True),
     }
     first = next(iter(counts.values()))
     for name, launches in counts.items():

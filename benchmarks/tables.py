@@ -144,12 +144,12 @@ def int8(data: dict) -> str:
 def int8_tasks(data: dict) -> str:
     lines = ["| | metric | float32 | int8 | changed answers |", "|---|---|---:|---:|---:|"]
     for case, rows in data["cases"].items():
-        exact, found = rows["float32"], rows["int8"]
-        if "changed" in found:
-            changed = f"{found['changed']:,} of {found['answers']:,}"
+        exact, quantized = rows["float32"], rows["int8"]
+        if "changed" in quantized:
+            changed = f"{quantized['changed']:,} of {quantized['answers']:,}"
         else:
-            changed = f"{found['answers']:,} scores, at most {found['largest_difference']:.3f} off"
-        scores = [f"{100 * row['score']:.2f}" for row in (exact, found)]
+            changed = f"{quantized['answers']:,} scores, at most {quantized['largest_difference']:.3f} off"
+        scores = [f"{100 * row['score']:.2f}" for row in (exact, quantized)]
         lines.append(f"| {case} | {exact['metric']} | {' | '.join(scores)} | {changed} |")
     return section(
         "Fine-tuned models in 8 bits: MiniLM",
@@ -302,8 +302,8 @@ def scores_of_every_seed(results: Sequence[dict]) -> str:
                 sets.setdefault(what, {}).setdefault(provider, {}).setdefault(seed, row)
     providers = list(dict.fromkeys(provider for rows in sets.values() for provider in rows))
     lines = [f"|  | score | {' | '.join(providers)} |", "|---|---|" + "---:|" * len(providers)]
-    for what, found in sets.items():
-        rows = {provider: list(seeds.values()) for provider, seeds in found.items()}
+    for what, by_provider in sets.items():
+        rows = {provider: list(seeds.values()) for provider, seeds in by_provider.items()}
         cells = [f"{mean_score(rows[p])} ({len(rows[p])})" if p in rows else "–" for p in providers]
         lines.append(f"| {what} | {metric_of(next(iter(rows.values())))} | {' | '.join(cells)} |")
     return section(
@@ -490,12 +490,14 @@ def word_senses(data: dict) -> str:
 
 def op_sections() -> dict[str, Callable[[dict], str]]:
     """The sections that the ops' benchmarks declare as TABLES = {name of the results: title}."""
-    found = {}
+    sections = {}
     for path in sorted(Path(__file__).parent.glob("bench_*.py")):
         module = import_module(f"benchmarks.{path.stem}")
         for name, title in getattr(module, "TABLES", {}).items():
-            found[name] = ops(title, path.stem.removeprefix("bench_"), getattr(module, "NOTE", ""))
-    return found
+            sections[name] = ops(
+                title, path.stem.removeprefix("bench_"), getattr(module, "NOTE", "")
+            )
+    return sections
 
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
@@ -561,8 +563,8 @@ def tables() -> str:
 def readme_results() -> dict[Path, list[dict]]:
     """{device: its results of inference and of a training step}, for the devices that have both."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
-    found = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
-    return {device: results for device, results in found.items() if all(results)}
+    loaded = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
+    return {device: results for device, results in loaded.items() if all(results)}
 
 
 SORTED = "Hugging Face sdpa, sorted"
@@ -614,12 +616,12 @@ def speed() -> str:
     for title, benchmark, case, provider, peer in rows:
         measured = [pair[benchmark]["cases"][case] for pair in results]
         cells = [
-            speedup(found.get(provider))
+            speedup(rows_of_case.get(provider))
             if peer is None
-            else f"{against(found, provider, peer):.2f}×"
-            if peer in found
+            else f"{against(rows_of_case, provider, peer):.2f}×"
+            if peer in rows_of_case
             else "–"
-            for found in measured
+            for rows_of_case in measured
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -669,28 +671,29 @@ INT8_PEERS = {
 def int8_by_processor() -> str:
     """The guide's table: a row for each workload and peer, a column for each device; then what was not measured."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
-    found = [data for device in devices if (data := load(device, "int8"))]
-    measured = {data["machine"]["int8_products"] for data in found}
+    measurements = [data for device in devices if (data := load(device, "int8"))]
+    measured = {data["machine"]["int8_products"] for data in measurements}
     missing = [title for name, title in INT8_PRODUCTS.items() if name not in measured]
     not_measured = f"Not measured yet: {'; '.join(missing)}." if missing else ""
-    if not found:
+    if not measurements:
         return f"{not_measured}\n"
-    machines = [data["machine"] for data in found]
+    machines = [data["machine"] for data in measurements]
     names = [f"{m['device']}, {m['int8_products']}, {threads_of(m)}" for m in machines]
     lines = [f"| int8 is so many times as fast as | {' | '.join(names)} |"]
     lines.append("|---|" + "---:|" * len(names))
-    for case in dict.fromkeys(name for data in found for name in data["cases"]):
+    for case in dict.fromkeys(name for data in measurements for name in data["cases"]):
         if case == "accuracy":
             continue
         model = "" if case.startswith("BERT-base") else "MiniLM, "
         lines.append(f"| **{model}{case}** |" + " |" * len(names))
         for title, begin in INT8_PEERS.items():
-            cells = [_times_as_fast(data["cases"].get(case, {}), begin) for data in found]
+            cells = [_times_as_fast(data["cases"].get(case, {}), begin) for data in measurements]
             if set(cells) != {"–"}:
                 lines.append(f"| {title} | {' | '.join(cells)} |")
     score = lambda data, name: f"{data['cases']['accuracy'][name]['spearman']:.2f}"
     pairs = [
-        f"{score(data, 'fastenc int8')} of {score(data, 'Hugging Face sdpa')}" for data in found
+        f"{score(data, 'fastenc int8')} of {score(data, 'Hugging Face sdpa')}"
+        for data in measurements
     ]
     lines.append(f"| MiniLM on STS-B, Spearman × 100: int8 of float32 | {' | '.join(pairs)} |")
     return "\n".join([*lines, "", not_measured]).rstrip() + "\n"

@@ -39,16 +39,16 @@ def ops_and_inputs() -> dict:
 
 @pytest.mark.parametrize("name", ops_and_inputs())
 def test_forward(benchmark, name):
-    call, _ = ops_and_inputs()[name]
+    forward, _ = ops_and_inputs()[name]
     with torch.no_grad():
-        benchmark(call)
+        benchmark(forward)
 
 
 @pytest.mark.parametrize("name", ops_and_inputs())
 def test_forward_and_backward(benchmark, name):
-    call, x = ops_and_inputs()[name]
-    dout = torch.ones_like(call())
-    benchmark(lambda: torch.autograd.grad(call(), x, dout))
+    forward, x = ops_and_inputs()[name]
+    dout = torch.ones_like(forward())
+    benchmark(lambda: torch.autograd.grad(forward(), x, dout))
 
 
 def test_pack_sequences(benchmark):

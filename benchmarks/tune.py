@@ -62,12 +62,12 @@ def kernel_clock() -> Clock:
     """Median device time, from a cold cache."""
     timer = KernelTimer(DEVICE)
 
-    def clock(call: Callable, prepare: Callable | None) -> float:
+    def clock(operation: Callable, prepare: Callable | None) -> float:
         start = time.perf_counter()
-        call(*(() if prepare is None else (prepare(),)))
+        operation(*(() if prepare is None else (prepare(),)))
         host = time.perf_counter() - start
         synchronize(DEVICE)
-        return statistics.median(timer.seconds(call, REPEATS, host, prepare))
+        return statistics.median(timer.seconds(operation, REPEATS, host, prepare))
 
     return clock
 
@@ -192,7 +192,7 @@ class Tuner:
         return problem.run(*inputs, impl=impl)
 
     def _tune(
-        self, problem: Problem, call, prepare, truth: tuple[Tensor, ...], until: float
+        self, problem: Problem, operation, prepare, truth: tuple[Tensor, ...], until: float
     ) -> bool:
         asked: dict[tuple[str, launch.Key], dict] = {}
 
@@ -202,31 +202,33 @@ class Tuner:
 
         argument = () if prepare is None else (prepare(),)
         with launch.overruled(note):
-            call(*argument)
+            operation(*argument)
         for launched, rule in asked.items():
             if launched in self.tuned:
                 continue
             if time.monotonic() > until:
                 return False
-            self._tune_launch(launched, rule, problem, call, prepare, truth)
+            self._tune_launch(launched, rule, problem, operation, prepare, truth)
         return True
 
-    def _tune_launch(self, launched, rule: dict, problem: Problem, call, prepare, truth) -> None:
+    def _tune_launch(
+        self, launched, rule: dict, problem: Problem, operation, prepare, truth
+    ) -> None:
         op, key = launched
         tried: dict[str, float] = {}  # parameters → seconds, infinite if unusable
 
         def seconds(candidate: dict) -> float:
             name = json.dumps(candidate, sort_keys=True)
             if name not in tried:
-                tried[name] = self._measure(launched, candidate, problem, call, prepare, truth)
+                tried[name] = self._measure(launched, candidate, problem, operation, prepare, truth)
             return tried[name]
 
         rule_seconds = seconds(rule)
         if rule_seconds == math.inf:
             raise RuntimeError(f"{op} {dict(key)}: the rule's own {rule} fails or is wrong")
-        best, found = min([rule, *candidates(op, rule)], key=seconds), None
-        while best != found:
-            found = best
+        best, previous = min([rule, *candidates(op, rule)], key=seconds), None
+        while best != previous:
+            previous = best
             for parameter, values in launch.registry[op].grid.items():
                 best = min([best, *({**best, parameter: v} for v in values)], key=seconds)
         if seconds(best) > GAIN * rule_seconds:
@@ -247,13 +249,15 @@ class Tuner:
             flush=True,
         )
 
-    def _measure(self, launched, candidate: dict, problem: Problem, call, prepare, truth) -> float:
+    def _measure(
+        self, launched, candidate: dict, problem: Problem, operation, prepare, truth
+    ) -> float:
         with launch.overruled(answering(launched, candidate)):
             try:
-                result = call(*(() if prepare is None else (prepare(),)))
+                result = operation(*(() if prepare is None else (prepare(),)))
                 tolerance = problem.tolerance or TOLERANCES[problem.inputs[0].dtype]
                 right = self._right(result, truth, tolerance)
-                return self.clock(call, prepare) if right else math.inf
+                return self.clock(operation, prepare) if right else math.inf
             except Exception:  # too much shared memory, a shape that the compiler refuses
                 return math.inf
 

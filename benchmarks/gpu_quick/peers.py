@@ -37,13 +37,13 @@ def against(name: str, direction: str, make: Callable[[], Comparison]) -> dict:
     """{provider: row}; a failing peer does not fail the case."""
     providers, inputs = make()
     calls: dict[str, Any] = {}
-    for provider, call in providers.items():
-        if isinstance(call, str):
-            calls[provider] = call
+    for provider, run_peer in providers.items():
+        if isinstance(run_peer, str):
+            calls[provider] = run_peer
         elif direction == "forward":
-            calls[provider] = partial(call, *inputs)
+            calls[provider] = partial(run_peer, *inputs)
         else:
-            calls[provider] = partial(both, call, inputs)
+            calls[provider] = partial(both, run_peer, inputs)
     with torch.no_grad() if direction == "forward" else nullcontext():
         rows = _harness.compare(calls, baseline="fastenc", seconds=SECONDS * len(calls))
     for provider, row in rows.items():
@@ -52,8 +52,8 @@ def against(name: str, direction: str, make: Callable[[], Comparison]) -> dict:
     return rows | ({"failed": own["failed"]} if "failed" in own else {})
 
 
-def both(call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    out = call(*inputs)
+def both(forward: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    out = forward(*inputs)
     return torch.autograd.grad(out, inputs, torch.ones_like(out))
 
 

@@ -39,15 +39,15 @@ def texts(path: Path) -> Path:
         from fastenc.demo.corpus import docstrings
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        found, count = [], 0
+        passages, count = [], 0
         folders = [sysconfig.get_path(name) for name in ("stdlib", "purelib")]
         for document in (d for folder in folders for d in docstrings(Path(folder), 20_000)):
-            found.append(" ".join(document.text.split()))
-            count += len(found[-1])
+            passages.append(" ".join(document.text.split()))
+            count += len(passages[-1])
             if count > CHARACTERS:
                 break
-        random.Random(0).shuffle(found)
-        text = "\n\n".join(dict.fromkeys(found)) + "\n"
+        random.Random(0).shuffle(passages)
+        text = "\n\n".join(dict.fromkeys(passages)) + "\n"
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return path
 

@@ -25,19 +25,19 @@ def time_op(name: str, make: Callable[[], Problem]) -> dict[str, Any]:
     """{direction: row}. The forward keeps what the gradients need, and forms a loss's gradient: without, some ops
     would take other kernels."""
     problem = make()
-    call = partial(problem.run, *problem.inputs, impl="auto")
-    dout = random_like(call())
+    forward = partial(problem.run, *problem.inputs, impl="auto")
+    dout = random_like(forward())
     gradients = lambda out: torch.autograd.grad(out, problem.inputs, dout)
-    directions = {"forward": (call, problem.forward)}
+    directions = {"forward": (forward, problem.forward)}
     if problem.backward is not None:
-        directions["backward"] = (Prepared(call, gradients), problem.backward)
-    found = {}
+        directions["backward"] = (Prepared(forward, gradients), problem.backward)
+    results = {}
     for direction, (timed, least) in directions.items():
         rows = _harness.compare({"fastenc": timed}, baseline="fastenc", work=least, seconds=SECONDS)
-        found[direction] = rows["fastenc"]
+        results[direction] = rows["fastenc"]
         print(line(f"{name}, {direction}", rows["fastenc"]), flush=True)
-    reasons = [row["failed"] for row in found.values() if "failed" in row]
-    return found | ({"failed": reasons[0]} if reasons else {})
+    reasons = [row["failed"] for row in results.values() if "failed" in row]
+    return results | ({"failed": reasons[0]} if reasons else {})
 
 
 def line(name: str, row: dict[str, Any]) -> str:

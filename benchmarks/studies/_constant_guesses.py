@@ -50,21 +50,21 @@ def constant_guesses(
             logits = teacher.logits(hidden[labels != IGNORED], table)
             goals.append((logits / TEMPERATURE).softmax(1))
             states.append(F.normalize(hidden, dim=1))
-    found = {"mlm": torch.cat(tokens).mean().item()}
+    guesses = {"mlm": torch.cat(tokens).mean().item()}
     if spans:
-        found["sbo"] = torch.cat(spans).mean().item()
+        guesses["sbo"] = torch.cat(spans).mean().item()
     if wrong:
-        found["pair"] = entropy(torch.cat(wrong))
+        guesses["pair"] = entropy(torch.cat(wrong))
     if replaced:
         known = torch.cat(maskable)
-        found["rtd"] = entropy(torch.cat(replaced)[known]) * known.double().mean().item()
+        guesses["rtd"] = entropy(torch.cat(replaced)[known]) * known.double().mean().item()
     if goals:
         distributions = torch.cat(goals)
         uncertainty = lambda p: -torch.special.xlogy(p, p).sum(-1).mean().item()
         mean = distributions.mean(0)
-        found["kl"] = TEMPERATURE**2 * (uncertainty(mean) - uncertainty(distributions))
-        found["cosine"] = 1 - torch.cat(states).mean(0).norm().item()
-    return found
+        guesses["kl"] = TEMPERATURE**2 * (uncertainty(mean) - uncertainty(distributions))
+        guesses["cosine"] = 1 - torch.cat(states).mean(0).norm().item()
+    return guesses
 
 
 def replaced_tokens(generator: MaskedLM, example: dict[str, Any]) -> Tensor:
@@ -72,9 +72,9 @@ def replaced_tokens(generator: MaskedLM, example: dict[str, Any]) -> Tensor:
     labels, samples = example["labels"], example["uniform_samples"]
     encoded, table = generator.encode(example["batch"])
     rows = generator.labelled(encoded.last_hidden_state, labels, len(samples))
-    found = sample_tokens(rows.hidden, table, generator.head.bias, samples)
+    sampled = sample_tokens(rows.hidden, table, generator.head.bias, samples)
     selected = labels != IGNORED
-    return torch.zeros_like(selected).masked_scatter(selected, found != labels[selected])
+    return torch.zeros_like(selected).masked_scatter(selected, sampled != labels[selected])
 
 
 def entropy(chosen: Tensor) -> float:

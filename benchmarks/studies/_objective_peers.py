@@ -133,8 +133,8 @@ def electra(folder: str, teacher: str | None) -> Peer:
         read = batch["input_ids"].masked_scatter(labelled, samples)
         original = torch.where(labelled, batch["labels"], batch["input_ids"])
         mask = batch["attention_mask"]
-        found = discriminator(read, attention_mask=mask, labels=(read != original).long())
-        return {"mlm": LossTerm(output.loss), "rtd": LossTerm(found.loss, DETECTION_WEIGHT)}
+        detection = discriminator(read, attention_mask=mask, labels=(read != original).long())
+        return {"mlm": LossTerm(output.loss), "rtd": LossTerm(detection.loss, DETECTION_WEIGHT)}
 
     return Peer(nn.ModuleDict({"generator": generator, "discriminator": discriminator}), terms)
 

@@ -19,7 +19,7 @@ from fastenc.text import load_tokenizer
 from fastenc.train import TrainConfig
 
 
-class Kind(ABC):
+class Peer(ABC):
     """What the Trainer needs of a task: its model, made from the checkpoint ``start``, its rows, collator and score."""
 
     architecture: str
@@ -54,7 +54,7 @@ class Kind(ABC):
         """Choose after training what a task chooses on the dev set; most tasks choose nothing."""
 
 
-class Texts(Kind):
+class Texts(Peer):
     architecture = "SequenceClassification"
 
     def model_options(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Texts(Kind):
         return classification_metrics(logits.argmax(1).tolist(), labels, logits.shape[1])
 
 
-class Tags(Kind):
+class Tags(Peer):
     architecture = "TokenClassification"
 
     def collator(self) -> Callable:
@@ -105,9 +105,9 @@ class Tags(Kind):
         labels = torch.as_tensor(prediction.label_ids)
         real = labels != -100
         named = lambda rows: [[self.names[tag] for tag in row] for row in rows]
-        found = named(self.paths(torch.as_tensor(prediction.predictions), real))
+        predicted = named(self.paths(torch.as_tensor(prediction.predictions), real))
         gold = named(row[chosen] for row, chosen in zip(labels, real, strict=True))
-        return tagging_metrics(found, gold, entities=any("-" in name for name in self.names))
+        return tagging_metrics(predicted, gold, entities=any("-" in name for name in self.names))
 
     def paths(self, logits: torch.Tensor, real: torch.Tensor) -> list:
         """The tags of each sentence's words; ``real`` is True where a word begins."""
@@ -123,7 +123,7 @@ class TagsWithCrf(Tags):
         return self.tagger.decode(logits, real)
 
 
-class Questions(Kind):
+class Questions(Peer):
     """Windows and the choice of answers are fastenc's, so that only the training differs."""
 
     architecture = "QuestionAnswering"
@@ -153,7 +153,7 @@ class Questions(Kind):
         return self.task.score(None, data, self.task.decode(None, data, windows, logits))
 
 
-class Entities(Kind):
+class Entities(Peer):
     """A head from torch's functions on transformers' encoder, because transformers has no model of spans. Windows,
     spans and decoding are fastenc's, so that only the training differs."""
 
@@ -185,8 +185,8 @@ class Entities(Kind):
         return rows
 
     def score(self, data: Any, prediction: Any) -> dict[str, float]:
-        found = self.task.decode(self.ours, data, *self._examples_and_logits(data, prediction))
-        return self.task.score(self.ours, data, found)
+        predicted = self.task.decode(self.ours, data, *self._examples_and_logits(data, prediction))
+        return self.task.score(self.ours, data, predicted)
 
     def calibrate(self, dev: Any, prediction: Any) -> None:
         candidates = self.task.candidates(
@@ -200,7 +200,7 @@ class Entities(Kind):
         return self.task.encode(data, self.ours), logits
 
 
-def kind_of(task: Task) -> type[Kind]:
+def peer_of(task: Task) -> type[Peer]:
     if isinstance(task, TokenClassification):
         return TagsWithCrf if task.crf else Tags
     if isinstance(task, SpanNer):

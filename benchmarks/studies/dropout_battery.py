@@ -54,8 +54,8 @@ def along_heads(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
     """The same element of 16 heads, then the next rows and columns."""
     heads = torch.arange(16)[:, None]
     for start in range(0, 2**32, 64):
-        found = words(hashed, keys(state(), heads, torch.arange(start, start + 64)), 512)
-        yield found.permute(1, 2, 0).reshape(-1, 16)
+        hashes = words(hashed, keys(state(), heads, torch.arange(start, start + 64)), 512)
+        yield hashes.permute(1, 2, 0).reshape(-1, 16)
 
 
 def along_seeds(hashed: Hash, keys=row_keys) -> Iterator[Tensor]:
@@ -147,10 +147,10 @@ def rank_test(bits: Tensor, side: int = 32) -> float:
     for bit in range(side):
         has = ((rows >> bit) & 1).bool()
         pivot = has.long().argmax(1)
-        found = has.any(1)
-        value = rows.gather(1, pivot[:, None]) * found[:, None]
-        rows = torch.where(has & found[:, None], rows ^ value, rows)
-        rank += found
+        has_pivot = has.any(1)
+        value = rows.gather(1, pivot[:, None]) * has_pivot[:, None]
+        rows = torch.where(has & has_pivot[:, None], rows ^ value, rows)
+        rank += has_pivot
     likely = torch.tensor([0.2887880952, 0.5775761902, 0.1336357146], dtype=torch.float64)
     counts = torch.tensor([(rank == side).sum(), (rank == side - 1).sum(), (rank < side - 1).sum()])
     return from_uniform_counts(counts.double(), likely * len(rank))
@@ -207,10 +207,10 @@ def dispersion(z: Tensor) -> float:
 def battery(walk: Iterator[Tensor], size: int) -> dict[str, float]:
     """{test: p-value} over about 2^size words."""
     x = collect(walk, size)
-    found = dict(word_tests(x))
+    results = dict(word_tests(x))
     for p in (0.1, 0.5, 0.02):
-        found |= mask_tests(x, p)
-    return found
+        results |= mask_tests(x, p)
+    return results
 
 
 def verdict(p_values: dict[str, float]) -> tuple[str, float]:

@@ -59,8 +59,8 @@ def main() -> None:
     for length in LENGTHS:
         rows = cases[f"{TOKENS // length:,} texts of {length} tokens"] = {}
         for provider in PROVIDERS:
-            found = isolated(run, provider, length)
-            rows[provider] = {"MiB_above_weights": found["peak_memory"] - found["before"]}
+            measured = isolated(run, provider, length)
+            rows[provider] = {"MiB_above_weights": measured["peak_memory"] - measured["before"]}
             print(f"{provider}, {length}: {rows[provider]['MiB_above_weights']:,.0f} MiB")
     write("peak_memory", cases)
 

@@ -127,9 +127,9 @@ def largest_difference(folder: str, inputs: Path, output: Path, texts: int) -> f
     with torch.inference_mode():
         logits = [model(**tokenizer(text, return_tensors="pt")).logits for text in chosen]
     expected = torch.cat(logits).softmax(1)
-    found = torch.tensor([[float(value) for value in row] for row in rows[every]])
-    assert found.shape == expected.shape, names
-    return (found - expected).abs().max().item()
+    scores = torch.tensor([[float(value) for value in row] for row in rows[every]])
+    assert scores.shape == expected.shape, names
+    return (scores - expected).abs().max().item()
 
 
 def main() -> None:

@@ -46,11 +46,11 @@ def main() -> None:
     cases: dict = {}
     for path in sorted((data / "word_similarity").glob("*.tsv.gz")):
         pairs = read_scored_pairs(path)
-        found = [compare_pairs(encoder, vectors, pairs) for vectors in (word2vec, distilled)]
-        cases[path.name.split(".")[0]] = row(*found)
-    found = [compare_analogies(encoder, vectors, sections) for vectors in (word2vec, distilled)]
-    for section in found[0]:
-        cases[f"analogies, {section}"] = row(*(each[section] for each in found))
+        compared = [compare_pairs(encoder, vectors, pairs) for vectors in (word2vec, distilled)]
+        cases[path.name.split(".")[0]] = row(*compared)
+    compared = [compare_analogies(encoder, vectors, sections) for vectors in (word2vec, distilled)]
+    for section in compared[0]:
+        cases[f"analogies, {section}"] = row(*(each[section] for each in compared))
     write("static_vectors", cases)
 
 

@@ -80,14 +80,14 @@ def test_it_begins_with_the_encoder_of_another_model_and_without_dropout(name, t
 
 def test_the_guess_of_tokens_is_their_frequency(tiny):
     run = make_run("span", tiny / "runs")
-    found = constant_guesses(run.trainer.model, None, run.held_out, run.counts)
+    guesses = constant_guesses(run.trainer.model, None, run.held_out, run.counts)
     total = int((run.counts + (run.counts > 0)).sum())
     for name, targets in (
         ("mlm", [e["labels"][e["labels"] != IGNORED] for e in run.held_out]),
         ("sbo", [e["labels"][e["spans"][:, 0]] for e in run.held_out]),
     ):
         losses = [-math.log((run.counts[t] + 1) / total) for t in torch.cat(targets).tolist()]
-        assert found[name] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+        assert guesses[name] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
 def test_the_guess_of_two_classes_is_their_share(tiny):
@@ -104,17 +104,17 @@ def test_the_guess_of_two_classes_is_their_share(tiny):
     ]
     texts = torch.cat(texts)
     replaced, known = torch.cat(read) != texts, run.counts[texts] > 0
-    found = constant_guesses(run.trainer.model, None, run.held_out, run.counts)
+    guesses = constant_guesses(run.trainer.model, None, run.held_out, run.counts)
     loss = torch.nn.functional.binary_cross_entropy(
         torch.where(known, replaced[known].float().mean(), 0.0), replaced.float()
     )
-    assert 0 < found["rtd"] == pytest.approx(loss.item(), rel=1e-5)
-    assert found["rtd"] < entropy(replaced)
+    assert 0 < guesses["rtd"] == pytest.approx(loss.item(), rel=1e-5)
+    assert guesses["rtd"] < entropy(replaced)
 
 
 def test_no_other_guess_is_nearer_to_the_teacher(tiny):
     run = make_run("distill", tiny / "runs")
-    found = constant_guesses(run.trainer.model, run.teacher, run.held_out, run.counts)
+    guesses = constant_guesses(run.trainer.model, run.teacher, run.held_out, run.counts)
     goals, states = [], []
     with torch.no_grad():
         for example in run.held_out:
@@ -125,13 +125,13 @@ def test_no_other_guess_is_nearer_to_the_teacher(tiny):
             goals.append((logits / TEMPERATURE).softmax(1).double())
     goals, states = torch.cat(goals), torch.cat(states).double()
     distance = lambda guess: TEMPERATURE**2 * (goals * (goals / guess).log()).sum(1).mean().item()
-    assert found["kl"] == pytest.approx(distance(goals.mean(0)), rel=1e-3)
+    assert guesses["kl"] == pytest.approx(distance(goals.mean(0)), rel=1e-3)
     other = goals.mean(0) * torch.linspace(0.9, 1.1, goals.shape[1])
-    assert found["kl"] < distance(other / other.sum())
+    assert guesses["kl"] < distance(other / other.sum())
     best = torch.nn.functional.normalize(states).mean(0)
     apart = lambda guess: (1 - torch.cosine_similarity(states, guess[None])).mean().item()
-    assert found["cosine"] == pytest.approx(apart(best), rel=1e-4)
-    assert found["cosine"] < apart(best + 0.1 * torch.randn_like(best))
+    assert guesses["cosine"] == pytest.approx(apart(best), rel=1e-4)
+    assert guesses["cosine"] < apart(best + 0.1 * torch.randn_like(best))
 
 
 def test_both_sides_are_written_and_a_finished_run_is_not_repeated(tiny, monkeypatch):

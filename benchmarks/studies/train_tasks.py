@@ -24,7 +24,7 @@ import torch
 import fastenc
 from benchmarks._process import Stopwatch
 from benchmarks.studies._runs import collect, runs_on_sets, training_options
-from benchmarks.studies._trainer import kind_of, transformers_trainer
+from benchmarks.studies._trainer import peer_of, transformers_trainer
 from benchmarks.studies.task_sets import SETS, TaskSet
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.tasks import QuestionAnswering, SpanNer, Task, TokenClassification
@@ -95,22 +95,22 @@ def theirs(
     transformers.set_seed(config.seed)
     start = start or minilm_folder()
     tokenizer = transformers.AutoTokenizer.from_pretrained(start)
-    kind = kind_of(task)(task, train, tokenizer, start)
-    model = kind.model()
+    peer = peer_of(task)(task, train, tokenizer, start)
+    model = peer.model()
     trainer = transformers_trainer(
         wrap(model) if wrap else model,
         config,
-        kind.rows(train),
-        kind.rows(dev),
-        kind.collator(),
-        lambda prediction: kind.score(dev, prediction),
+        peer.rows(train),
+        peer.rows(dev),
+        peer.collator(),
+        lambda prediction: peer.score(dev, prediction),
         metric,
     )
     with Stopwatch() as watch:
         trainer.train()
     trainer.compute_metrics = None  # it is for dev
-    kind.calibrate(dev, trainer.predict(kind.rows(dev)))
-    measure = lambda data: kind.score(data, trainer.predict(kind.rows(data)))[metric]
+    peer.calibrate(dev, trainer.predict(peer.rows(dev)))
+    measure = lambda data: peer.score(data, trainer.predict(peer.rows(data)))[metric]
     result = {"dev": measure(dev)}
     if test is not None:
         result["test"] = measure(test)

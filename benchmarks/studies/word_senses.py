@@ -95,7 +95,7 @@ def most_frequent(train: SenseData, test: SenseData) -> list[SensePrediction]:
 
 def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
     """Naive Bayes for each lemma; a lemma with at most one sense in training gets that sense."""
-    found = most_frequent(train, test)
+    predictions = most_frequent(train, test)
     rows: dict[str, list] = {}
     for target in train.targets:
         rows.setdefault(target.lemma, []).append(target)
@@ -112,8 +112,8 @@ def naive_bayes(train: SenseData, test: SenseData) -> list[SensePrediction]:
         model = MultinomialNB().fit(features, [target.senses[0] for target in own])
         texts = [text(test, test.targets[index]) for index in indices]
         for index, sense in zip(indices, model.predict(vectorizer.transform(texts)), strict=True):
-            found[index] = SensePrediction(sense, {})
-    return found
+            predictions[index] = SensePrediction(sense, {})
+    return predictions
 
 
 def word_in_context(folder: Path) -> dict:
@@ -145,8 +145,8 @@ def read_pairs(path: Path) -> list[tuple]:
 def cosines_of(encoder: Encoder, rows: list[tuple], layers: tuple[int, ...]) -> np.ndarray:
     sides = []
     for side in (0, 1):
-        found = encoder.embed_words([row[2 + side] for row in rows], layers=layers)
-        sides.append(torch.stack([found[i][row[side]] for i, row in enumerate(rows)]))
+        vectors = encoder.embed_words([row[2 + side] for row in rows], layers=layers)
+        sides.append(torch.stack([vectors[i][row[side]] for i, row in enumerate(rows)]))
     return F.cosine_similarity(*sides, dim=1).numpy()
 
 

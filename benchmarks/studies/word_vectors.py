@@ -32,13 +32,13 @@ SLICES, PEER_SLICES, BATCH = 10, 3, 32
 
 def sentences(count: int) -> list[list[str]]:
     data = Path(os.environ["FASTENC_DATA"])
-    found: list[list[str]] = []
+    word_lists: list[list[str]] = []
     for name in ("train", "dev", "test"):
         trees = read_trees(data / "ud_english_ewt" / f"{name}.conllu.gz")
-        found += [tree.words for tree in trees]
-    if len(found) < count:
-        found += read_senses(data / "wsd_allwords" / "semcor_all_words.tsv.gz").sentences
-    return found[:count]
+        word_lists += [tree.words for tree in trees]
+    if len(word_lists) < count:
+        word_lists += read_senses(data / "wsd_allwords" / "semcor_all_words.tsv.gz").sentences
+    return word_lists[:count]
 
 
 class Transformers:
@@ -78,17 +78,17 @@ def compare(
 ) -> dict[str, dict]:
     """{name: {sentences, seconds, cpu_seconds, ratios}}. The ratio divides the first side's time by each side's; it is
     the median over the slices that the first side reads, ``first_slices`` of them."""
-    for call in sides.values():
-        call(slices[0][:64])
+    for embed in sides.values():
+        embed(slices[0][:64])
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     first = next(iter(sides))
     for number, texts in enumerate(slices):
-        for name, call in sides.items():
+        for name, embed in sides.items():
             if name == first and number >= first_slices:
                 continue
             begin = time.perf_counter(), time.process_time()
-            call(texts)
+            embed(texts)
             seconds[name].append(time.perf_counter() - begin[0])
             cpu[name].append(time.process_time() - begin[1])
     ratio = lambda times, name: statistics.median(
@@ -139,7 +139,7 @@ def heads(encoder: Encoder) -> dict[str, Callable]:
             for start in range(0, len(ids), BATCH):
                 look(pack_sequences(ids[start : start + BATCH]))
 
-    every = lambda batch: visit_heads(encoder, batch, lambda layer, found: None)
+    every = lambda batch: visit_heads(encoder, batch, lambda layer, head_statistics: None)
     return {
         "fastenc, forward": lambda texts: run(texts, encoder),
         "fastenc, forward and statistics of heads": lambda texts: run(texts, every),

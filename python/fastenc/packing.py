@@ -325,20 +325,6 @@ def first_tokens(batch: PackedBatch) -> Tensor:
     return first[batch.cu_seqlens.diff() > 0] if debug.may_read(first) else first
 
 
-def tokens_before(batch: PackedBatch, token_id: int) -> Tensor:
-    """The indices, int64, of the tokens before the first one with this id in each sequence that has one.
-
-    On an accelerator their number is read back, which waits for the device.
-    """
-    seen = torch.nn.functional.pad((batch.input_ids == token_id).cumsum(0), (1, 0))
-    before, after = seen[batch.cu_seqlens[:-1].long()], seen[batch.cu_seqlens[1:].long()]
-    lengths = batch.cu_seqlens.diff()
-    # A sequence without the id counts from a number that no token has.
-    wanted = torch.where(after > before, before, -1)
-    wanted = torch.repeat_interleave(wanted, lengths, output_size=batch.total_tokens)
-    return (seen[1:] == wanted).nonzero().flatten()
-
-
 def length_sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """The indices of the sequences in batches of similar length, the longest first.
 

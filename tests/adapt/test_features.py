@@ -47,9 +47,11 @@ def folder(tmp_path_factory):
         name, verb, place = (draw.choice(words) for words in (NAMES, VERBS, PLACES))
         text = f"{name} {verb} {place}"
         table.append(f"{text}\t{verb}")
-        for part, kind in ((name, "PER"), (verb, ""), (place, "LOC")):
+        for part, entity_type in ((name, "PER"), (verb, ""), (place, "LOC")):
             for i, word in enumerate(part.split()):
-                columns.append(f"{word} {'BI'[i > 0]}-{kind}" if kind else f"{word} O")
+                columns.append(
+                    f"{word} {'BI'[i > 0]}-{entity_type}" if entity_type else f"{word} O"
+                )
         columns.append("")
         answers = {"text": [place], "answer_start": [text.index(place)]}
         question = {"id": str(number), "question": "where", "context": text, "answers": answers}
@@ -109,8 +111,8 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
     torch.testing.assert_close(
         losses(tmp_path / "with"), losses(tmp_path / "without"), rtol=1e-4, atol=1e-5
     )
-    without, found = (model.state_dict() for model in models)
-    for key, value in found.items():
+    without, from_cache = (model.state_dict() for model in models)
+    for key, value in from_cache.items():
         torch.testing.assert_close(value, without[key], rtol=1e-3, atol=1e-4, msg=key)
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-3)
     # The checkpoint is an ordinary one, which predicts without the cache what was evaluated with it.
@@ -140,13 +142,13 @@ def test_vectors_are_the_encoders_whatever_the_shards(folder, tmp_path, name, mo
     batch = task.collate([examples[place] for place in chosen])["batch"]
     filled = cache.fill(batch, chosen)
     expected = model.encoder(batch)
-    found = model.encoder(filled)
+    output = model.encoder(filled)
     if not task.reads_first_token:
-        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
+        torch.testing.assert_close(output.last_hidden_state, expected.last_hidden_state)
     else:
         first = expected.last_hidden_state[batch.cu_seqlens[:-1].long()]
-        torch.testing.assert_close(found.last_hidden_state, first)
-        torch.testing.assert_close(found.pooled, expected.pooled)
+        torch.testing.assert_close(output.last_hidden_state, first)
+        torch.testing.assert_close(output.pooled, expected.pooled)
     half = cached(model, task, examples, tmp_path, dtype=torch.float16).fill(batch, chosen)
     assert half.hidden.dtype == torch.float32
     torch.testing.assert_close(half.hidden, filled.hidden, rtol=2**-10, atol=1e-6)

@@ -121,8 +121,8 @@ def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_pa
         rows = list(csv.DictReader(file))
     assert [row["group"] for row in rows] == ["river", "river", "money", "money"]
     with open(tmp_path / "report_data" / "relations.csv", newline="") as file:
-        found = {row["label"].split(",")[0]: row for row in csv.DictReader(file)}
-    assert float(found["det"]["best fixed distance"]) == 1.0
+        by_relation = {row["label"].split(",")[0]: row for row in csv.DictReader(file)}
+    assert float(by_relation["det"]["best fixed distance"]) == 1.0
     with open(tmp_path / "report_data" / "probes.csv", newline="") as file:
         header = next(csv.reader(file))
     probed = [name.removesuffix(", probe") for name in header if name.endswith(", probe")]
@@ -140,9 +140,9 @@ def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_pa
 def test_only_what_the_data_allow(encoder, data, tmp_path):
     (tmp_path / "words.tsv").write_text((data / "words.tsv").read_text())
     assert [figure.name for figure in analyze(encoder, tmp_path)] == ["similarity"]
-    found = find_data(data)
-    assert [path.name for path in found.trees] == ["dev.conllu", "train.conllu"]
-    counts = [len(paths) for paths in vars(found).values()]
+    files = find_data(data)
+    assert [path.name for path in files.trees] == ["dev.conllu", "train.conllu"]
+    counts = [len(paths) for paths in vars(files).values()]
     assert counts == [1, 2, 2, 1, 0, 0]
 
 
@@ -156,10 +156,10 @@ def test_files_of_several_corpora(tmp_path):
 
 
 def test_what_probes_learn(data, tmp_path):
-    found = labelled_words(find_data(data), 100)
-    train, test = found["entity"]
+    labelled = labelled_words(find_data(data), 100)
+    train, test = labelled["entity"]
     assert train.labels[0] == [None, "ORG", None, "PER"] and train.sentences == test.sentences
-    train, test = found["sense"]  # of a single file, every second sentence is for testing
+    train, test = labelled["sense"]  # of a single file, every second sentence is for testing
     rows = [0, 2, 4], [1, 3]
     for part, chosen in zip((train, test), rows, strict=True):
         assert part.sentences == [SENSES[i][3].split() for i in chosen]
@@ -181,9 +181,9 @@ def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
     (tmp_path / "questions.txt").write_text(questions + ": missing\nemu bank river spring\n")
     words = ["bank", "money", "river", "spring"]
     static = StaticVectors.of(words, torch.tensor([[1.0, 0], [0, 1], [1, 0.2], [0.1, 1]]))
-    found = compare_analogies(encoder, static, read_analogies(tmp_path / "questions.txt"))
-    assert set(found) == {"nouns"}
-    assert (found["nouns"].asked, found["nouns"].items) == (2, 3)
+    scores = compare_analogies(encoder, static, read_analogies(tmp_path / "questions.txt"))
+    assert set(scores) == {"nouns"}
+    assert (scores["nouns"].asked, scores["nouns"].items) == (2, 3)
 
     def answered(vectors):
         unit = {w: v / np.linalg.norm(v) for w, v in zip(words, vectors, strict=True)}
@@ -196,9 +196,9 @@ def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
             right += max((w for w in words if w not in (a, b, c)), key=score) == d
         return right / 2
 
-    assert found["nouns"].static == answered(static[words].numpy())
+    assert scores["nouns"].static == answered(static[words].numpy())
     layers = [encoder.embed_words([[w] for w in words], layers=(i,)).vectors for i in range(3)]
-    assert found["nouns"].layers == [answered(layer.numpy()) for layer in layers]
+    assert scores["nouns"].layers == [answered(layer.numpy()) for layer in layers]
 
 
 def test_a_models_own_mix_is_shown(data, tmp_path):
@@ -388,9 +388,9 @@ def test_the_page_says_where_its_figures_come_from(encoder, data, tmp_path):
     for package in ("fastenc", "torch", "scikit-learn", "matplotlib"):
         assert f"{package} {version(package)}" in facts["Versions"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["Date"])
-    found = dict(re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', page))
-    assert found["map"] == "Uses of &#x27;bank&#x27; in senses.tsv, layer 2"
-    assert found["relations"].endswith(": dev.conllu") and found["similarity"].endswith(
+    headings = dict(re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', page))
+    assert headings["map"] == "Uses of &#x27;bank&#x27; in senses.tsv, layer 2"
+    assert headings["relations"].endswith(": dev.conllu") and headings["similarity"].endswith(
         ": words.tsv"
     )
     captions = dict(re.findall(r'<section id="(\w+)"><h2>.*?</h2><p>(.*?)</p>', page))

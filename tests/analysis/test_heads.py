@@ -59,7 +59,11 @@ def matrices(theirs, ids):
 
 
 # Family → what its attention has that the statistics do not compute.
-UNKNOWN = {"deberta-v2": "position_terms", "longformer": "global_attention"}
+UNKNOWN = {
+    "deberta": "interleaved",
+    "deberta-v2": "position_terms",
+    "longformer": "global_attention",
+}
 
 
 @pytest.mark.parametrize("family", [f for f in ENCODERS if f not in UNKNOWN])
@@ -68,10 +72,10 @@ def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
     theirs = model(family, attn_implementation="eager")
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
     batch = padded_batch(family)
-    found = {}
+    by_layer = {}
     with torch.no_grad():
         visit_heads(
-            ours, packed(batch), lambda layer, statistics: found.update({layer: statistics})
+            ours, packed(batch), lambda layer, statistics: by_layer.update({layer: statistics})
         )
         options = (
             {} if "token_type_ids" not in batch else {"token_type_ids": batch["token_type_ids"]}
@@ -86,8 +90,8 @@ def test_statistics_are_those_of_transformers_matrices(family, tmp_path):
         indices = np.arange(length)
         distance = np.abs(indices[:, None] - indices)
         rows = slice(offset, offset + length)
-        assert found.keys() == set(range(len(p)))
-        for layer, statistics in found.items():
+        assert by_layer.keys() == set(range(len(p)))
+        for layer, statistics in by_layer.items():
             check = lambda name, expected, s=statistics, rows=rows: np.testing.assert_allclose(
                 getattr(s, name)[rows], expected.T, rtol=1e-4, atol=1e-5, err_msg=name
             )
@@ -114,20 +118,20 @@ def test_an_adaptation_in_use_is_merged_first(tmp_path):
         ours.layers[0].adaptations["default"].low_rank["qkv"].b["query"].fill_(1.0)
     batch = packed(padded_batch("bert"))
     with pytest.raises(ValueError, match=r"without an adaptation, got .*merge it"):
-        visit_heads(ours, batch, lambda layer, found: None)
+        visit_heads(ours, batch, lambda layer, statistics: None)
     merge_adaptation(ours)
-    visit_heads(ours, batch, lambda layer, found: None)
+    visit_heads(ours, batch, lambda layer, statistics: None)
 
 
 def test_the_summary_is_the_mean_over_inner_tokens(pair):
     ours, theirs = pair
-    found = summarize_heads(ours, TEXTS, batch_size=2)
+    summary = summarize_heads(ours, TEXTS, batch_size=2)
     every = [matrices(theirs, ours.tokenizer.encode(text).ids) for text in TEXTS]
-    assert found.tokens == sum(p.shape[-1] - 2 for p in every)
+    assert summary.tokens == sum(p.shape[-1] - 2 for p in every)
     entropy = np.concatenate([-(p * np.log(p)).sum(-1)[..., 1:-1] for p in every], axis=-1)
-    np.testing.assert_allclose(found.means["entropy"], entropy.mean(-1), rtol=1e-4)
+    np.testing.assert_allclose(summary.means["entropy"], entropy.mean(-1), rtol=1e-4)
     last = np.concatenate([p[:, :, 1:-1, -1] for p in every], axis=-1)
-    np.testing.assert_allclose(found.means["last"], last.mean(-1), rtol=1e-4)
+    np.testing.assert_allclose(summary.means["last"], last.mean(-1), rtol=1e-4)
     with pytest.raises(ValueError, match="the texts must have tokens, got none"):
         summarize_heads(ours, [])
 
@@ -138,7 +142,7 @@ def test_relations_are_counted_as_in_the_matrices(pair, tmp_path):
     path.write_text(TREES)
     trees = read_trees(path)
     assert trees[0].relations[1] == "nsubj" and trees[0].heads == [1, 2, -1, 4, 2]
-    found = score_relations(ours, trees, batch_size=1)
+    relations = score_relations(ours, trees, batch_size=1)
     heads, offsets, counts = {}, {}, Counter()
     for tree in trees:
         encoding = ours.tokenizer.encode(tree.words, is_pretokenized=True)
@@ -157,14 +161,14 @@ def test_relations_are_counted_as_in_the_matrices(pair, tmp_path):
                 right = np.vectorize(lambda token, w=word_ids, o=other: w[token] == o)(looked)
                 heads[key] = heads.get(key, 0) + right
                 offsets.setdefault(key, Counter())[other - one] += 1
-    assert found.keys() == counts.keys()
-    for key, scores in found.items():
+    assert relations.keys() == counts.keys()
+    for key, scores in relations.items():
         assert scores.count == counts[key]
         np.testing.assert_array_equal(scores.heads, heads[key])
         assert scores.offsets == offsets[key]
         layer, head, share = scores.best_head
         assert share == heads[key].max() / counts[key] == heads[key][layer, head] / counts[key]
-    assert found["det", DIRECTIONS[0]].best_offset == (1, 1.0)
+    assert relations["det", DIRECTIONS[0]].best_offset == (1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +216,9 @@ def test_probes_are_scikit_learns_on_each_layers_vectors(pair, tmp_path):
     sentences = [list(draw.choice(words, 6)) for _ in range(60)]
     label = lambda word: None if word == "and" else ("short" if len(word) < 4 else "long")
     train, test = labelled(sentences[:40], label), labelled(sentences[40:], label)
-    found = probe_by_layer(ours, train, test, cache=tmp_path)
-    assert len(found) == 3 and (tmp_path / "train.npy").exists()
-    for layer, score in enumerate(found):
+    probes = probe_by_layer(ours, train, test, cache=tmp_path)
+    assert len(probes) == 3 and (tmp_path / "train.npy").exists()
+    for layer, score in enumerate(probes):
         sets = []
         for data in (train, test):
             vectors = ours.embed_words(data.sentences, layers=(layer,)).vectors.numpy()
@@ -226,7 +230,7 @@ def test_probes_are_scikit_learns_on_each_layers_vectors(pair, tmp_path):
         expected = probe.score(scaler.transform(sets[1][0]), sets[1][1])
         assert score.accuracy == pytest.approx(expected, abs=0.02)
         assert score.selectivity == score.accuracy - score.control
-    assert found[0].accuracy > 0.95, "the embeddings know the word"
+    assert probes[0].accuracy > 0.95, "the embeddings know the word"
     flat = [each for row in test.labels for each in row if each]
     train_flat = [each for row in train.labels for each in row if each]
     most = Counter(train_flat).most_common(1)[0][0]
@@ -237,10 +241,10 @@ def test_control_labels_belong_to_words_and_follow_the_frequencies():
     from fastenc.analysis.probes import _control
 
     words = [f"w{i}" for i in range(4000)]
-    found = _control([*words, *words], np.array(["a", "b"]), np.array([30, 10]), seed=1)
-    assert found[:4000] == found[4000:]
-    assert found.count("a") / 8000 == pytest.approx(0.75, abs=0.03)
-    assert found != _control([*words, *words], np.array(["a", "b"]), np.array([30, 10]), seed=2)
+    labels = _control([*words, *words], np.array(["a", "b"]), np.array([30, 10]), seed=1)
+    assert labels[:4000] == labels[4000:]
+    assert labels.count("a") / 8000 == pytest.approx(0.75, abs=0.03)
+    assert labels != _control([*words, *words], np.array(["a", "b"]), np.array([30, 10]), seed=2)
 
 
 def test_probes_say_what_is_wrong(pair):

@@ -28,10 +28,10 @@ def test_a_resamples_correlation_is_scipys(monkeypatch):
             yield counts
 
     monkeypatch.setattr(intervals, "_resamples", keep)
-    found = spearman_interval(x, y)
+    interval = spearman_interval(x, y)
     assert len(drawn) == intervals.DRAWS and all(len(rows) == 30 for rows in drawn)
     each = [stats.spearmanr(x[rows], y[rows]).statistic for rows in drawn]
-    assert found == pytest.approx(np.percentile(each, [2.5, 97.5]))
+    assert interval == pytest.approx(np.percentile(each, [2.5, 97.5]))
 
 
 def test_a_bootstraps_interval_of_a_mean_is_about_that_of_the_normal():

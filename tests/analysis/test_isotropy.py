@@ -71,12 +71,12 @@ def test_moments_in_parts_are_scikit_learns(sizes):
         parts.append(Moments.empty(7))
         for batch in part.split(64):
             parts[-1].add(batch)
-    found = parts[0]
+    moments = parts[0]
     for other in parts[1:]:  # as if from other processes
-        found.merge(other)
-    assert found.count == 500
-    np.testing.assert_allclose(found.mean, whole.mean_, rtol=1e-12)
-    np.testing.assert_allclose(found.std, whole.scale_, rtol=1e-7)
+        moments.merge(other)
+    assert moments.count == 500
+    np.testing.assert_allclose(moments.mean, whole.mean_, rtol=1e-12)
+    np.testing.assert_allclose(moments.std, whole.scale_, rtol=1e-7)
 
 
 def test_standardization_is_scikit_learns_and_keeps_the_dtype():
@@ -84,9 +84,9 @@ def test_standardization_is_scikit_learns_and_keeps_the_dtype():
     moments = Moments.empty(7)
     moments.add(x)
     expected = StandardScaler().fit_transform(x.numpy())
-    found = moments.standardization()(x.float())
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    standardized = moments.standardization()(x.float())
+    assert standardized.dtype == torch.float32
+    np.testing.assert_allclose(standardized, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="a positive std, got 1 and 0 in dimension 2"):
         Standardization(torch.ones(3), torch.tensor([1.0, 2.0, 0.0]))
     with pytest.raises(ValueError, match=r"one shape \(hidden_size,\), got \(3,\) and \(2,\)"):
@@ -113,10 +113,10 @@ def test_anisotropy_is_the_mean_over_all_pairs():
 
 
 def test_isotropy_by_layer_is_that_of_all_tokens_at_once(encoder):
-    found = isotropy_by_layer(encoder, TEXTS, batch_size=2)
+    by_layer = isotropy_by_layer(encoder, TEXTS, batch_size=2)
     every = np.concatenate([states(encoder, text) for text in TEXTS], axis=1)
-    assert len(found) == 3
-    for layer, x in zip(found, every, strict=True):
+    assert len(by_layer) == 3
+    for layer, x in zip(by_layer, every, strict=True):
         scaler = StandardScaler()
         scaled = scaler.fit_transform(x)
         np.testing.assert_allclose(layer.moments.mean, scaler.mean_, rtol=1e-4, atol=1e-5)
@@ -130,10 +130,10 @@ def test_isotropy_by_layer_is_that_of_all_tokens_at_once(encoder):
 def test_correlations_by_layer_are_scipys(encoder):
     pairs = [(TEXTS[i], TEXTS[j]) for i, j in ((0, 1), (0, 2), (3, 5), (4, 5), (1, 1))]
     scores = [3.0, 1.0, 2.0, 2.5, 5.0]
-    found = correlation_by_layer(encoder, ScoredPairs(pairs, scores), batch_size=2)
+    correlations = correlation_by_layer(encoder, ScoredPairs(pairs, scores), batch_size=2)
     texts = sorted({text for pair in pairs for text in pair})
     means = np.stack([states(encoder, text).mean(1) for text in texts], axis=1)
-    for layer, x in zip(found, means, strict=True):
+    for layer, x in zip(correlations, means, strict=True):
         for value, rows in (
             (layer.raw, x),
             (layer.standardized, StandardScaler().fit_transform(x)),
@@ -148,12 +148,12 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
     owner = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 0])
     unit = torch.nn.functional.normalize(x, dim=1)
     sums = torch.zeros(3, 4).index_add_(0, owner, unit)
-    found = self_similarity(sums, owner.bincount())
+    similarities = self_similarity(sums, owner.bincount())
     for word in (0, 1):
         cosines = cosine_similarity(x[owner == word].numpy())
         expected = cosines[np.triu_indices(len(cosines), 1)].mean()
-        assert float(found[word]) == pytest.approx(expected, rel=1e-5)
-    assert found[2].isnan()
+        assert float(similarities[word]) == pytest.approx(expected, rel=1e-5)
+    assert similarities[2].isnan()
     sentences = [text.split() for text in TEXTS]
     bins = similarity_by_frequency(encoder, sentences, batch_size=2)
     words = [word for sentence in sentences for word in sentence]
@@ -197,8 +197,8 @@ def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
         "embedder": SentenceEmbedder.from_pretrained(tmp_path).encode(TEXTS),
         "sentence-transformers": peer.encode(TEXTS, convert_to_tensor=True),
     }
-    for name, found in vectors.items():
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-4, err_msg=name)
+    for name, values in vectors.items():
+        np.testing.assert_allclose(values, expected, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 def test_another_dense_module_is_no_standardization(encoder, tmp_path):
@@ -206,14 +206,14 @@ def test_another_dense_module_is_no_standardization(encoder, tmp_path):
 
     encoder.save_pretrained(tmp_path / "base")
     word = models.Transformer(str(tmp_path / "base"))
-    for kind, dense in (
+    for folder, dense in (
         ("tanh", models.Dense(32, 32)),
         ("full", models.Dense(32, 32, activation_function=None)),
     ):
         modules = [word, models.Pooling(32), dense]
-        SentenceTransformer(modules=modules).save(str(tmp_path / kind))
+        SentenceTransformer(modules=modules).save(str(tmp_path / folder))
         with pytest.warns(UserWarning, match="use sentence-transformers"):
-            assert Encoder.from_pretrained(tmp_path / kind).sentence is None
+            assert Encoder.from_pretrained(tmp_path / folder).sentence is None
 
 
 def test_scored_pairs_from_a_table(tmp_path):

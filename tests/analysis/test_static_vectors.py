@@ -50,15 +50,15 @@ def write_text(path, words, matrix, header=True):
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("kind", ["binary", "binary with line ends", "text", "glove"])
-def test_every_format_gives_every_vector(tmp_path, matrix, kind):
-    path = tmp_path / ("x.bin" if "binary" in kind else "x.txt")
-    if "binary" in kind:
-        write_binary(path, WORDS, matrix, b"\n" if "line" in kind else b"")
+@pytest.mark.parametrize("file_format", ["binary", "binary with line ends", "text", "glove"])
+def test_every_format_gives_every_vector(tmp_path, matrix, file_format):
+    path = tmp_path / ("x.bin" if "binary" in file_format else "x.txt")
+    if "binary" in file_format:
+        write_binary(path, WORDS, matrix, b"\n" if "line" in file_format else b"")
     else:
-        write_text(path, WORDS, matrix, header=kind == "text")
+        write_text(path, WORDS, matrix, header=file_format == "text")
     vectors = read_static_vectors(path)
-    spaced = "new_york" if "binary" in kind else "new york"
+    spaced = "new_york" if "binary" in file_format else "new york"
     assert len(vectors) == 8 and spaced in vectors and "Zürich" in vectors
     np.testing.assert_array_equal(vectors[["queen", "Zürich", "the"]], matrix[[2, 5, 0]])
     together = torch.cat([block for _, block in vectors.blocks()])
@@ -99,9 +99,11 @@ def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
     cosines = cosine_similarity(matrix)
     for position, word in enumerate(WORDS):
         order = [i for i in np.argsort(-cosines[position]) if i != position][:4]
-        found = vectors.neighbours(word, 4)
-        assert [n.word for n in found] == [WORDS[i] for i in order]
-        np.testing.assert_allclose([n.cosine for n in found], cosines[position, order], rtol=1e-5)
+        neighbours = vectors.neighbours(word, 4)
+        assert [n.word for n in neighbours] == [WORDS[i] for i in order]
+        np.testing.assert_allclose(
+            [n.cosine for n in neighbours], cosines[position, order], rtol=1e-5
+        )
     unit = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
     query = unit[1] - unit[3] + unit[4]
     order = [i for i in np.argsort(-(unit @ query)) if i not in (1, 3, 4)]
@@ -118,8 +120,8 @@ def test_analogies_from_a_file(tmp_path):
     matrix = torch.tensor(
         [[1, 0, 0], [1, 0, 3], [0, 1, 0], [0, 1, 3.0], [1, 1, 0], [9, -9, 0], [0.9, 1, 2]]
     )
-    found = score_analogies(StaticVectors.of(words, matrix), sections)
-    assert found["capitals"] == (1, 2, 2) and found["other"] == (0, 0, 1)
+    scores = score_analogies(StaticVectors.of(words, matrix), sections)
+    assert scores["capitals"] == (1, 2, 2) and scores["other"] == (0, 0, 1)
     path.write_text("a b c\n")
     with pytest.raises(ValueError, match="line 1: a question must have four words, got 3"):
         read_analogies(path)
@@ -128,13 +130,13 @@ def test_analogies_from_a_file(tmp_path):
 def test_correlation_is_scipys_over_the_pairs_that_are_there(matrix):
     vectors = StaticVectors.of(WORDS, torch.from_numpy(matrix))
     pairs = [("king", "queen"), ("man", "woman"), ("the", "of"), ("king", "unheard")]
-    found = static_correlation(vectors, ScoredPairs(pairs, [3.0, 1.0, 2.0, 5.0]))
+    correlation = static_correlation(vectors, ScoredPairs(pairs, [3.0, 1.0, 2.0, 5.0]))
     cosines = [
         cosine_similarity(matrix[[WORDS.index(a)]], matrix[[WORDS.index(b)]])[0, 0]
         for a, b in pairs[:3]
     ]
-    assert found.spearman == pytest.approx(spearmanr(cosines, [3.0, 1.0, 2.0]).statistic)
-    assert found.covered == 0.75
+    assert correlation.spearman == pytest.approx(spearmanr(cosines, [3.0, 1.0, 2.0]).statistic)
+    assert correlation.covered == 0.75
 
 
 @pytest.mark.parametrize("change, message", [(1, "says 9 vectors, the file holds 8"), (-1, "more")])
@@ -211,10 +213,10 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     share = np.bincount(ids, minlength=size) / len(ids)
     plain *= (0.01 / (0.01 + share))[:, None]
     kept = [token for token in range(size) if not tokenizer.id_to_token(token).startswith("[")]
-    found = static.vectors.numpy()
+    distilled = static.vectors.numpy()
     # The sign of a component is arbitrary.
-    signs = np.sign((found[kept] * plain[kept]).sum(0)) if components else 1
-    np.testing.assert_allclose(found[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
+    signs = np.sign((distilled[kept] * plain[kept]).sum(0)) if components else 1
+    np.testing.assert_allclose(distilled[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
     static.save(tmp_path / "static")
     peer = SentenceTransformer(str(tmp_path / "static"), device="cpu")
     expected = peer.encode(TEXTS, normalize_embeddings=True)
@@ -232,9 +234,9 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
     words = [word for sentence in pool for word in sentence]
     static = StaticVectors.of(sorted(set(words)), torch.randn(len(set(words)), 4))
     asked = [(pool[0], 2), (pool[1], 1)]
-    found = compare_neighbours(encoder, asked, pool, static, count=2)
+    compared = compare_neighbours(encoder, asked, pool, static, count=2)
     every = encoder.embed_words(pool, layers=(-1,)).vectors.numpy()
-    for occurrence, (sentence, position) in zip(found, asked, strict=True):
+    for occurrence, (sentence, position) in zip(compared, asked, strict=True):
         vector = encoder.embed_words([sentence], layers=(-1,)).vectors[position].numpy()
         order = np.argsort(-cosine_similarity(vector[None], every)[0])
         expected = []
@@ -281,7 +283,7 @@ def test_frequent_words_do_not_displace_the_nearest_words(seed):
         [*names, *names], torch.from_numpy(rng.standard_normal((2 * len(names), 4)))
     )
     every = encoder.embed_words(pool, layers=(-1,), show_progress=False).vectors.numpy()
-    for found, (sentence, position) in zip(
+    for neighbours, (sentence, position) in zip(
         compare_neighbours(encoder, asked, pool, static, count), asked, strict=True
     ):
         vector = encoder.embed_words([sentence], layers=(-1,), show_progress=False).vectors[
@@ -292,15 +294,15 @@ def test_frequent_words_do_not_displace_the_nearest_words(seed):
             name: max(c for c, w in zip(cosines, words, strict=True) if w == name) for name in names
         }
         expected = sorted(set(names) - {common}, key=lambda name: -best[name])[:count]
-        assert [each.word for each in found.contextual] == expected
+        assert [each.word for each in neighbours.contextual] == expected
         np.testing.assert_allclose(
-            [each.cosine for each in found.contextual],
+            [each.cosine for each in neighbours.contextual],
             [best[w] for w in expected],
             rtol=1e-4,
             atol=1e-6,
         )
         # If a word occurs twice in a file, its second vector is not used.
-        first = [each.word for each in found.static]
+        first = [each.word for each in neighbours.static]
         assert len(set(first)) == len(first) == min(count, len(names) - 1)
 
 

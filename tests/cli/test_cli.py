@@ -107,9 +107,9 @@ def test_evaluate_gives_the_metrics_of_training(folder, finetuned):
     output = folder / "evaluated.json"
     text = run("evaluate", finetuned, folder / "dev.tsv", "-o", output)
     best = json.loads((finetuned / "metrics.json").read_text())
-    found = json.loads(output.read_text())
-    assert found == pytest.approx({name: best[name] for name in found}, abs=1e-6)
-    assert "accuracy" in found and f"accuracy {found['accuracy']:.4f}" in text
+    evaluated = json.loads(output.read_text())
+    assert evaluated == pytest.approx({name: best[name] for name in evaluated}, abs=1e-6)
+    assert "accuracy" in evaluated and f"accuracy {evaluated['accuracy']:.4f}" in text
 
 
 def test_a_model_goes_by_the_options_of_its_training(folder, pretrained, capsys):
@@ -186,16 +186,16 @@ def test_several_labels_a_text(folder, pretrained):
     config = json.loads((output / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     run("predict", output, data, "-o", folder / "several.jsonl")
-    found = [json.loads(line) for line in (folder / "several.jsonl").read_text().splitlines()]
+    predicted = [json.loads(line) for line in (folder / "several.jsonl").read_text().splitlines()]
     truth = [line.split("\t")[1] for line in table.splitlines()[1:]]
     right = [
         ",".join(r["labels"]) == ",".join(reversed(y.split(",")))
-        for r, y in zip(found, truth, strict=True)
+        for r, y in zip(predicted, truth, strict=True)
     ]
     metrics = json.loads((output / "metrics.json").read_text())
     assert sum(right) / len(right) == pytest.approx(metrics["accuracy"]) and sum(right) > 16
-    assert {tuple(row["labels"]) for row in found} >= {(), ("pos", "warm")}
-    assert all((row["p(pos)"] >= 0.5) == ("pos" in row["labels"]) for row in found)
+    assert {tuple(row["labels"]) for row in predicted} >= {(), ("pos", "warm")}
+    assert all((row["p(pos)"] >= 0.5) == ("pos" in row["labels"]) for row in predicted)
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(folder, pretrained, capsys):
@@ -287,12 +287,12 @@ def test_help_names_every_option_in_full_with_its_default(name, monkeypatch):
     if name == "bench":  # its options are those of benchmarks/run.py
         return
     monkeypatch.setenv("COLUMNS", "80")
-    kind = command_named(name)
-    assert kind.__doc__.startswith(COMMANDS[name][2])
+    command = command_named(name)
+    assert command.__doc__.startswith(COMMANDS[name][2])
     text = run(name, "--help")
     assert text.startswith(f"usage: fastenc {name}") and "<bool>" not in text
     words = " ".join(text.replace("-\n", "-").split())
-    for option in options_of(kind):
+    for option in options_of(command):
         shown = option.name.upper() if option.positional else f"--{option.key}"
         assert re.search(rf"^ +{re.escape(shown)}\b", text, re.M), shown
         assert ("--no-" + option.key in text) == (option.type is bool), shown

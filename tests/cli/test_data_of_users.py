@@ -83,14 +83,14 @@ def test_entities_of_three_levels_are_read(tmp_path):
     (tmp_path / "n.conll").write_text(
         "the B-A O B-C\ncat I-A B-B B-C\nsat O O O\n\ndog B-A O O\nran O O O\n"
     )
-    found = {
+    counts = {
         columns: [
             len(row)
             for row in SpanNer(inner_tag_column=columns).read(tmp_path / "n.conll").entities
         ]
         for columns in (None, 3, (3,), (3, 4))
     }
-    assert found[(3, 4)] == [4, 1] and found[3] == found[(3,)] == [2, 1]
+    assert counts[(3, 4)] == [4, 1] and counts[3] == counts[(3,)] == [2, 1]
     assert SpanNer(inner_tag_column=(3,)).inner_tag_column == 3
 
 

@@ -27,9 +27,9 @@ def test_embed(texts, tmp_path, capsys):
     paths = [tmp_path / "float32.npy", tmp_path / "int8.npy"]
     run("embed", minilm_folder(), texts, "-o", paths[0])
     run("embed", minilm_folder(), texts, "-o", paths[1], *INT8)
-    exact, found = map(numpy.load, paths)
-    assert not numpy.array_equal(exact, found)
-    assert (exact * found).sum(1).min() > 0.99
+    exact, quantized = map(numpy.load, paths)
+    assert not numpy.array_equal(exact, quantized)
+    assert (exact * quantized).sum(1).min() > 0.99
     run("embed", minilm_folder(), texts, "-o", tmp_path / "words.npy", "--words", *INT8)
     text = failure(capsys, "embed", "model", texts, "-o", paths[0], "--dtype", "int4")
     assert "--dtype must be float32 or int8, got 'int4'" in text
@@ -46,15 +46,15 @@ def test_predict_and_evaluate(texts, tmp_path):
     (tmp_path / "test.tsv").write_text(f"sentence\tlabel\n{labelled}")
     run("evaluate", tmp_path / "model", tmp_path / "test.tsv", "-o", tmp_path / "m.json", *INT8)
     assert "accuracy" in json.loads((tmp_path / "m.json").read_text())
-    exact, found = (
+    exact, quantized = (
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         for name in ("float32", "int8")
     )
-    assert exact != found and len(found) == len(TEXTS)
-    for a, b in zip(exact, found, strict=True):
+    assert exact != quantized and len(quantized) == len(TEXTS)
+    for a, b in zip(exact, quantized, strict=True):
         assert a["p(pos)"] == pytest.approx(b["p(pos)"], abs=0.02)
 
 
 def test_neighbours(texts):
-    found = run("neighbours", minilm_folder(), texts, "--word", "bank", "--count", 2, *INT8)
-    assert found.count("in the sentence") == 2
+    output = run("neighbours", minilm_folder(), texts, "--word", "bank", "--count", 2, *INT8)
+    assert output.count("in the sentence") == 2

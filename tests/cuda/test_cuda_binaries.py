@@ -28,8 +28,10 @@ def test_every_kernel_keeps_its_budget():
     usages = cuda_binaries.compile_for([80, 90, 100], source, NVCC)
     assert len(usages) == 3 * len(BUDGETS)
     for (kernel, element), (registers, shared) in BUDGETS.items():
-        found = [u for (name, _), u in usages.items() if f"{kernel}{ELEMENTS[element]}E" in name]
-        assert len(found) == 3, (kernel, element, list(usages))
-        for usage in found:
+        of_element = [
+            u for (name, _), u in usages.items() if f"{kernel}{ELEMENTS[element]}E" in name
+        ]
+        assert len(of_element) == 3, (kernel, element, list(usages))
+        for usage in of_element:
             assert usage.registers <= registers and usage.shared <= shared, (kernel, usage)
             assert usage.stack == usage.spills == 0, (kernel, usage)

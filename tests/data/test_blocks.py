@@ -55,9 +55,9 @@ def test_sentences():
     assert split_sentences(" \n ") == []
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_tokens_of_sentences_are_those_of_the_running_text(kind):
-    tokenizer = train_tokenizer([TEXT] * 5, kind=kind, vocab_size=330)
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_tokens_of_sentences_are_those_of_the_running_text(algorithm):
+    tokenizer = train_tokenizer([TEXT] * 5, kind=algorithm, vocab_size=330)
     running = tokenizer.encode(
         " ".join(TEXT.replace("!  ", "! ").split()), add_special_tokens=False
     )

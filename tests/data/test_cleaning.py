@@ -137,8 +137,8 @@ def test_words_and_sentences_without_a_dictionary(language):
     assert words.sent_tokenize(text) == [sentence.strip() for sentence in split_sentences(text)]
     assert "".join(words.word_tokenize(text)) == "".join(text.split())
     expected = text.split() if language in ("ar", "hi") else list("".join(text.split()))
-    found = Words(WORD_OR_CHARACTER).word_tokenize(text)
-    assert len(found) == pytest.approx(len(expected), rel=0.15)
+    tokens = Words(WORD_OR_CHARACTER).word_tokenize(text)
+    assert len(tokens) == pytest.approx(len(expected), rel=0.15)
 
 
 @datatrove
@@ -200,7 +200,7 @@ from fastenc.cli import main
 real, calls = LocalPipelineExecutor.mark_rank_as_completed, [0]
 def kill(*arguments):
     calls[0] += 1
-    if calls[0] == {call}:
+    if calls[0] == {call_number}:
         os.kill(os.getpid(), signal.SIGKILL)
     real(*arguments)
 LocalPipelineExecutor.mark_rank_as_completed = kill
@@ -209,14 +209,14 @@ main()
 
 
 @datatrove
-@pytest.mark.parametrize("call", [2, 9])
-def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call, tmp_path, capsys):
+@pytest.mark.parametrize("call_number", [2, 9])
+def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call_number, tmp_path, capsys):
     command = corpus(tmp_path)
     run(*command, "-o", tmp_path / "whole")
     killed = [*map(str, command), "-o", str(tmp_path / "killed")]
     # A process group of its own: the executor's helper process outlives a kill, and must be ended too.
     with open(tmp_path / "log", "wb") as log:
-        command_line = [sys.executable, "-c", KILLED.format(call=call), *killed]
+        command_line = [sys.executable, "-c", KILLED.format(call_number=call_number), *killed]
         process = subprocess.Popen(command_line, stdout=log, stderr=log, start_new_session=True)
         status = process.wait(timeout=300)
     with suppress(ProcessLookupError):

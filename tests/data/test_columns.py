@@ -69,8 +69,8 @@ def test_running_text_and_offsets(tmp_path):
     tagged = read_tagged(write(tmp_path / "x.conll", "Dr.\tO\nAda\tO\n"))
     assert tagged.sentences[0].text == "Dr. Ada"
     for each in (*data.sentences, *tagged.sentences):
-        found = [each.text[s : s + len(w)] for s, w in zip(each.starts, each.words, strict=True)]
-        assert found == each.words
+        slices = [each.text[s : s + len(w)] for s, w in zip(each.starts, each.words, strict=True)]
+        assert slices == each.words
 
 
 def test_entity_tags_are_converted(tmp_path):
@@ -140,8 +140,8 @@ def test_tables_of_texts_are_no_columns(tmp_path):
         ):
             read(path)
     few = "In\tADP\nall\tDET\n20 000\tNUM\n\nPhnom Penh\tPROPN\n"
-    found = words(read_words(write(tmp_path / "y.tsv", few)))
-    assert found == [["In", "all", "20 000"], ["Phnom Penh"]]
+    columns = words(read_words(write(tmp_path / "y.tsv", few)))
+    assert columns == [["In", "all", "20 000"], ["Phnom Penh"]]
     assert words(read_words(write(tmp_path / "z.conll", "New York\tLOC\n"))) == [["New York"]]
 
 

@@ -47,13 +47,13 @@ def test_lines_come_in_smoothed_shares_each_before_any_again():
     assert listed(4)["en"] != listed(3)["en"]
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_seed_gives_one_vocabulary_in_every_process(kind):
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe"])
+def test_a_seed_gives_one_vocabulary_in_every_process(algorithm):
     code = (
         "from fastenc.data import sample_lines, train_tokenizer\n"
         "from tests.helpers.languages import DOCUMENTS\n"
         "lines = [line for own in sample_lines(DOCUMENTS, seed=1).values() for line in own]\n"
-        f"print(train_tokenizer(lines, kind={kind!r}, vocab_size=290, lowercase=False).to_str())"
+        f"print(train_tokenizer(lines, kind={algorithm!r}, vocab_size=290, lowercase=False).to_str())"
     )
     texts = {
         subprocess.run(

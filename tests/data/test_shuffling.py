@@ -8,10 +8,10 @@ from fastenc.data.shuffling import Permutation
 def test_every_place_once(size):
     order = Permutation(size, 3, "epoch", 1)
     indices = torch.arange(size)
-    found = order(indices)
-    assert found.sort().values.equal(indices)
-    assert order(indices.flip(0)).equal(found.flip(0)), "an entry depends on its place alone"
-    assert order(indices[:, None]).equal(found[:, None]) and order(indices[-1]).equal(found[-1])
+    places = order(indices)
+    assert places.sort().values.equal(indices)
+    assert order(indices.flip(0)).equal(places.flip(0)), "an entry depends on its place alone"
+    assert order(indices[:, None]).equal(places[:, None]) and order(indices[-1]).equal(places[-1])
 
 
 def test_orders_of_other_seeds_are_others():
@@ -36,8 +36,8 @@ def test_entries_are_spread_as_random_ones_are():
 
 def test_large_sizes_need_no_memory():
     size = 2**59 + 11
-    found = Permutation(size, 5)(torch.tensor([0, 1, size // 2, size - 1]))
-    assert len(set(found.tolist())) == 4 and (found >= 0).all() and (found < size).all()
+    places = Permutation(size, 5)(torch.tensor([0, 1, size // 2, size - 1]))
+    assert len(set(places.tolist())) == 4 and (places >= 0).all() and (places < size).all()
 
 
 def test_bad_input_is_named():

@@ -49,13 +49,13 @@ def test_every_span_is_learnt_once_with_its_class(tokenizer, longest, max_length
     assert all(len(e.input_ids) <= max_length for e in examples)
     arguments = collate_spans(examples)
     labels = iter(arguments["labels"].tolist())
-    found = [{} for _ in data.sentences]
+    learnt = [{} for _ in data.sentences]
     for example in examples:
         for span in zip(*(indices.tolist() for indices in spans_of(example)), strict=True):
-            assert span not in found[example.sentence]
-            found[example.sentence][span] = next(labels)
+            assert span not in learnt[example.sentence]
+            learnt[example.sentence][span] = next(labels)
     assert next(labels, None) is None
-    for each, entities, spans in zip(data.sentences, data.entities, found, strict=True):
+    for each, entities, spans in zip(data.sentences, data.entities, learnt, strict=True):
         expected = dict.fromkeys(every_span(len(each.words), longest), 0)
         if max_length == 512:
             assert spans.keys() == expected.keys()

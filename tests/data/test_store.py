@@ -124,7 +124,7 @@ from tests.helpers.training_run import documents, word_tokenizer
 real, calls = getattr({module}, {name!r}), [0]
 def kill(*arguments, **options):
     calls[0] += 1
-    if calls[0] == {call}:
+    if calls[0] == {call_number}:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **options)
 setattr({module}, {name!r}, kill)
@@ -133,16 +133,18 @@ store_writer.write_store({folder!r}, {{"": documents(200)}}, word_tokenizer(), s
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "call", "finished"),
+    ("module", "name", "call_number", "finished"),
     [
         ("store_writer", "file_checksum", 8, 2),  # half of the third shard is written
         ("store_writer.os", "replace", 7, 3),  # written, but not renamed: three shards are complete
         ("store_writer", "TokenStore", 1, None),  # everything is written
     ],
 )
-def test_a_killed_writer_loses_no_finished_shard(store, tmp_path, module, name, call, finished):
+def test_a_killed_writer_loses_no_finished_shard(
+    store, tmp_path, module, name, call_number, finished
+):
     folder = tmp_path / "s"
-    code = KILLED.format(module=module, name=name, call=call, folder=str(folder))
+    code = KILLED.format(module=module, name=name, call_number=call_number, folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
     assert done.returncode == -signal.SIGKILL
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*/*")}

@@ -13,9 +13,9 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("lowercase", [None, True, False])
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, kind, lowercase):
-    tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=320, lowercase=lowercase)
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, algorithm, lowercase):
+    tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=lowercase)
     assert tokenizer.get_vocab_size() <= 320
     save_tokenizer(tokenizer, tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -33,9 +33,9 @@ def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, kin
     assert tokenizer.decode(tokenizer.encode("the lazy dog").ids) == "the lazy dog"
     assert load_tokenizer(tmp_path).get_vocab() == tokenizer.get_vocab()
     # The families' own classes, which rebuild everything except the vocabulary.
-    if kind == "wordpiece":
+    if algorithm == "wordpiece":
         own = BertTokenizerFast.from_pretrained(tmp_path)
-    elif kind == "bpe" and not lowercase:
+    elif algorithm == "bpe" and not lowercase:
         own = RobertaTokenizerFast.from_pretrained(tmp_path)
     else:
         return
@@ -43,17 +43,17 @@ def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, kin
     assert own("The fox", "the dog")["input_ids"] == pair.ids
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_lowercase_also_strips_accents(kind):
-    tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=320, lowercase=True)
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_lowercase_also_strips_accents(algorithm):
+    tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=True)
     assert tokenizer.encode("FÜCHSE Springen").ids == tokenizer.encode("fuchse springen").ids
-    cased = train_tokenizer(TEXTS, kind=kind, vocab_size=320, lowercase=False)
+    cased = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=False)
     assert cased.encode("Füchse").ids != cased.encode("fuchse").ids
 
 
 def test_line_breaks_separate_words():
-    for kind in ("wordpiece", "unigram"):
-        tokenizer = train_tokenizer(TEXTS, kind=kind, vocab_size=320)
+    for algorithm in ("wordpiece", "unigram"):
+        tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320)
         assert tokenizer.encode("the\nlazy  dog\n").ids == tokenizer.encode("the lazy dog").ids
 
 
@@ -79,28 +79,28 @@ class Watched(str):
         Watched.alive -= 1
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_texts_that_can_be_read_again_are_never_held_together(kind):
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_texts_that_can_be_read_again_are_never_held_together(algorithm):
     class Texts:
         def __iter__(self):
             return map(Watched, TEXTS * 50)
 
     Watched.most = 0
-    trained = train_tokenizer(Texts(), kind=kind, vocab_size=320)
+    trained = train_tokenizer(Texts(), kind=algorithm, vocab_size=320)
     assert 0 < Watched.most < 1000 < len(TEXTS * 50)
-    listed = train_tokenizer(iter(TEXTS * 50), kind=kind, vocab_size=320)
-    assert kind == "unigram" or trained.to_str() == listed.to_str()
+    listed = train_tokenizer(iter(TEXTS * 50), kind=algorithm, vocab_size=320)
+    assert algorithm == "unigram" or trained.to_str() == listed.to_str()
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_errors_of_the_texts_are_their_own(kind):
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_errors_of_the_texts_are_their_own(algorithm):
     class Texts:
         def __iter__(self):
             yield from TEXTS
             raise ValueError("x.txt, line 9: not UTF-8")
 
     with pytest.raises(ValueError, match=r"^x\.txt, line 9"):
-        train_tokenizer(Texts(), kind=kind, vocab_size=320)
+        train_tokenizer(Texts(), kind=algorithm, vocab_size=320)
 
 
 def test_real_tokenizer_keeps_its_ids(tmp_path):

@@ -12,7 +12,7 @@ from fastenc.data.word_starts import MAX_WORD_TOKENS, UNSPACED, WordStarts
 from fastenc.objectives import MlmCollator, SpanCollator
 from fastenc.objectives.mlm import special_mask
 
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+EVERY_ALGORITHM = pytest.mark.parametrize("algorithm", KINDS)
 # (first letter, letters, marks that follow a letter)
 SCRIPTS = {
     "Han": (0x4E00, 400, ""),
@@ -57,21 +57,21 @@ def check_masks(texts, tokenizer, block_size=128):
     assert abs(shares["word"].mean() - 0.15) < 4 * 0.06 / len(blocks) ** 0.5
 
 
-@EVERY_KIND
+@EVERY_ALGORITHM
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_block_of_unspaced_text_is_masked(script, kind):
+def test_every_block_of_unspaced_text_is_masked(script, algorithm):
     texts = unspaced_texts(script)
-    if kind == "wordpiece":  # a word of more than 100 characters would be unknown
+    if algorithm == "wordpiece":  # a word of more than 100 characters would be unknown
         texts = [" ".join(text[i : i + 90] for i in range(0, len(text), 90)) for text in texts]
-    check_masks(texts, train_tokenizer(texts, kind=kind, vocab_size=900, show_progress=False))
+    check_masks(texts, train_tokenizer(texts, kind=algorithm, vocab_size=900, show_progress=False))
 
 
-@EVERY_KIND
+@EVERY_ALGORITHM
 @pytest.mark.parametrize("language", ["zh", "ja", "th", "en"])
-def test_every_block_of_real_text_is_masked(data_dir, language, kind):
+def test_every_block_of_real_text_is_masked(data_dir, language, algorithm):
     part = "train" if language == "ja" else "valid"
     texts = read_texts(data_dir / f"multilingual_text/{language}.{part}.txt.gz")[:200]
-    check_masks(texts, train_tokenizer(texts, kind=kind, vocab_size=3000, show_progress=False))
+    check_masks(texts, train_tokenizer(texts, kind=algorithm, vocab_size=3000, show_progress=False))
 
 
 def word_begins(text, index):
@@ -86,34 +86,34 @@ def is_mark(sign):
     return unicodedata.category(sign).startswith("M")
 
 
-@EVERY_KIND
-def test_words_are_those_of_the_characters(kind):
+@EVERY_ALGORITHM
+def test_words_are_those_of_the_characters(algorithm):
     texts = [
         "我们在1998年去了北京大学读书。北京很大",
         "彼女はUnicodeの仕様を読んでいました。",
         "ประเทศไทยมีประชากรมากกว่าที่คิดในปีนี้",
         "An internationally unbelievable story; Straße, भारत में हिन्दी",
     ]
-    size = {"wordpiece": 160, "bpe": 300, "unigram": 160}[kind]
-    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=size, lowercase=False)
+    size = {"wordpiece": 160, "bpe": 300, "unigram": 160}[algorithm]
+    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=size, lowercase=False)
     starts, split = WordStarts(tokenizer, special_mask(tokenizer)), 0
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=False)
-        found = starts(torch.tensor(encoding.ids)).tolist()
+        begins = starts(torch.tensor(encoding.ids)).tolist()
         offsets = encoding.offsets
         for token, (start, end) in enumerate(offsets):
             # The other bytes of a character.
-            inside = kind == "bpe" and token > 0 and offsets[token - 1][1] > start
+            inside = algorithm == "bpe" and token > 0 and offsets[token - 1][1] > start
             split += inside
             index = start + inside
             parted = token + 1 < len(offsets) and offsets[token + 1][0] < end
             if encoding.tokens[token - 1] in ("▁", "Ġ") or (parted and is_mark(text[end - 1])):
                 continue  # its space is before it, or the first bytes of a mark do not yet show a mark
             expected = index < end and word_begins(text, index)
-            if kind == "wordpiece":  # it also splits at punctuation
+            if algorithm == "wordpiece":  # it also splits at punctuation
                 expected |= not encoding.tokens[token].startswith("##")
-            assert found[token] == expected, (text[start : start + 5], encoding.tokens[token])
-    assert split > 20 or kind != "bpe", "no character lies in several tokens"
+            assert begins[token] == expected, (text[start : start + 5], encoding.tokens[token])
+    assert split > 20 or algorithm != "bpe", "no character lies in several tokens"
 
 
 def test_long_words_are_cut():

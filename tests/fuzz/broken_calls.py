@@ -63,15 +63,15 @@ def spoilt(value: Any, rng: Random) -> Any:
     return torch.randn(3)  # for an optional tensor that was left out
 
 
-def check_refused(call: Call, rng: Random) -> None:
+def check_refused(valid_call: Call, rng: Random) -> None:
     kept = ("batch", "softmax_scale")  # every value of a scale is valid
-    name = rng.choice([name for name in call.arguments if name not in kept])
-    arguments = {**call.arguments, name: spoilt(call.arguments[name], rng)}
+    name = rng.choice([name for name in valid_call.arguments if name not in kept])
+    arguments = {**valid_call.arguments, name: spoilt(valid_call.arguments[name], rng)}
     if name.endswith("_idx") and torch.is_tensor(arguments[name]):
         arguments[name] = rng.choice((-1, 10**6))
-    broken = replace(call, arguments=arguments)
+    broken = replace(valid_call, arguments=arguments)
     try:
-        result = call.case.ours(**arguments)
+        result = valid_call.case.ours(**arguments)
     except REFUSED as error:
         assert str(error), f"{name}: an error without a message"
         return
@@ -81,7 +81,9 @@ def check_refused(call: Call, rng: Random) -> None:
             shown = f"{shown.dtype} {tuple(shown.shape)} on {shown.device}"
         raise AssertionError(f"{name} = {shown}: {type(error).__name__}: {error}") from error
     if any(t.device.type == "meta" for t in [*arguments.values()] if torch.is_tensor(t)):
-        found = [result] if torch.is_tensor(result) else [t for t in result if torch.is_tensor(t)]
-        assert all(t.device.type == "meta" for t in found), f"{name} on another device was accepted"
+        tensors = [result] if torch.is_tensor(result) else [t for t in result if torch.is_tensor(t)]
+        assert all(t.device.type == "meta" for t in tensors), (
+            f"{name} on another device was accepted"
+        )
         return
     check(broken, rng)

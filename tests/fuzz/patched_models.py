@@ -47,10 +47,10 @@ def pair(family: str, task: str, rng: Random) -> tuple[nn.Module, nn.Module]:
     return theirs, ours if rng.random() < 0.97 else fastenc.patch(copy.deepcopy(theirs))
 
 
-def modules_of(model: nn.Module, kind: Any = nn.Module) -> list[nn.Module]:
+def modules_of(model: nn.Module, module_type: Any = nn.Module) -> list[nn.Module]:
     """All modules except the root, in the same order with and without the patch."""
-    return [m for m in model.modules() if isinstance(m, kind) and not _is_patch(m)][
-        isinstance(model, kind) :
+    return [m for m in model.modules() if isinstance(m, module_type) and not _is_patch(m)][
+        isinstance(model, module_type) :
     ]
 
 
@@ -105,17 +105,17 @@ def _compare(theirs: nn.Module, ours: nn.Module, family: str, task: str, rng: Ra
         batch["output_hidden_states"] = True
     seed = rng.getrandbits(60)
     expected = _results(theirs, batch, mask, mode, seed)
-    found = _results(ours, batch, mask, mode, seed)
+    results = _results(ours, batch, mask, mode, seed)
     if isinstance(expected, Exception):
         allowed = any(word in str(expected) for word in STRICTER)
-        assert allowed or isinstance(found, Exception), f"{mode}: no error, not {expected!r}"
+        assert allowed or isinstance(results, Exception), f"{mode}: no error, not {expected!r}"
         return
-    if isinstance(found, Exception):
-        if "Inference tensors" in str(found):  # a saved tensor; transformers' forward saves fewer
+    if isinstance(results, Exception):
+        if "Inference tensors" in str(results):  # a saved tensor; transformers' forward saves fewer
             return
-        raise AssertionError(f"{mode}: {found!r}") from found
-    assert [t.shape for t in found] == [t.shape for t in expected], f"{mode}: other shapes"
-    for number, (one, two) in enumerate(zip(found, expected, strict=True)):
+        raise AssertionError(f"{mode}: {results!r}") from results
+    assert [t.shape for t in results] == [t.shape for t in expected], f"{mode}: other shapes"
+    for number, (one, two) in enumerate(zip(results, expected, strict=True)):
         # Some of transformers' classes round the loss to the logits' dtype; ours is always float32.
         unrounded = not one.dim() and one.dtype == torch.float32
         assert one.dtype == two.dtype or unrounded, f"{mode}: other dtypes"

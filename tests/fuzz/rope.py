@@ -34,13 +34,13 @@ POSITIONS = 40
 
 def rope(rng: Random) -> dict[str, Any]:
     """The rotary settings of one layer type."""
-    kind = rng.choice(("default", "linear", "dynamic", "yarn", "yarn", "yarn"))
-    values: dict[str, Any] = {rng.choice(("rope_type", "rope_type", "type")): kind}
-    if kind != "default":
+    rope_type = rng.choice(("default", "linear", "dynamic", "yarn", "yarn", "yarn"))
+    values: dict[str, Any] = {rng.choice(("rope_type", "rope_type", "type")): rope_type}
+    if rope_type != "default":
         values["factor"] = rng.choice((1.0, 2.0, 3, 8.0))
     if rng.random() < 0.7:
         values["rope_theta"] = rng.choice((1000.0, 10_000, 160_000.0))
-    if kind == "yarn":
+    if rope_type == "yarn":
         for name, choices in OPTIONAL.items():
             if rng.random() < 0.4:
                 values[name] = rng.choice(choices)
@@ -58,7 +58,7 @@ def settings(family: str, rng: Random) -> dict[str, Any]:
         return {rng.choice(("rope_parameters", "rope_scaling")): rope(rng), **values}
     if rng.random() < 0.3:
         return {"rope_scaling": rope(rng), "global_rope_theta": 7000.0, **values}
-    given: dict[str, Any] = {kind: rope(rng) for kind in LAYERS if rng.random() < 0.9}
+    given: dict[str, Any] = {layer_type: rope(rng) for layer_type in LAYERS if rng.random() < 0.9}
     return {"rope_parameters": given, **values}
 
 
@@ -66,12 +66,12 @@ def check(rng: Random) -> None:
     logging.getLogger("transformers").setLevel(logging.CRITICAL)
     family = rng.choice(sorted(MODULES))
     given = settings(family, rng)
-    kind = type(config(family))
+    config_class = type(config(family))
     sizes = {**config(family).to_dict(), "max_position_embeddings": POSITIONS}
     sizes.pop("rope_parameters")
     stored = {**sizes, **given}
     try:
-        theirs = kind.from_dict(copy.deepcopy(stored))
+        theirs = config_class.from_dict(copy.deepcopy(stored))
         module = MODULES[family](theirs)
     except Exception:  # transformers cannot build it
         return
@@ -84,8 +84,8 @@ def check(rng: Random) -> None:
                 cos, sin = module(x, positions, *of_layer)
             spec = ours.architecture.rotary(ours, number)
             assert spec is not None
-            found = rotary_table(spec, POSITIONS, "cpu")
+            table = rotary_table(spec, POSITIONS, "cpu")
             half = cos.shape[-1] // 2
             expected = torch.cat([cos[0, :, :half], sin[0, :, :half]], 1)
-            error = (found - expected).abs().max()
+            error = (table - expected).abs().max()
             assert error < 1e-5, f"{family} {given}: layer {number} differs by {error:.2g}"

@@ -85,8 +85,8 @@ def other_linear(model: nn.Module, rng: Random) -> None:
     elif way == "low rank":
         _swap(model, old, nn.Sequential(nn.Linear(sizes[0], 4), nn.Linear(4, sizes[1])))
     else:
-        kind = Doubled if way == "class" else nn.Linear
-        _swap(model, old, kind(*sizes, bias=way != "no bias"))
+        linear_class = Doubled if way == "class" else nn.Linear
+        _swap(model, old, linear_class(*sizes, bias=way != "no bias"))
 
 
 def other_norm(model: nn.Module, rng: Random) -> None:
@@ -109,8 +109,8 @@ def other_norm(model: nn.Module, rng: Random) -> None:
 
 
 def other_activation(model: nn.Module, rng: Random) -> None:
-    kinds = ("GELU", "Activation", "ReLU", "SiLU", "Tanh")
-    some = [m for m in modules_of(model) if any(kind in type(m).__name__ for kind in kinds)]
+    names = ("GELU", "Activation", "ReLU", "SiLU", "Tanh")
+    some = [m for m in modules_of(model) if any(name in type(m).__name__ for name in names)]
     _swap(model, rng.choice(some), rng.choice((nn.ReLU(), nn.GELU("tanh"), nn.Identity())))
 
 

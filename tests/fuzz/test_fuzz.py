@@ -34,9 +34,9 @@ def test_random_trials_keep_the_promises(subject, trials, seed):
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", subject, *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode in (0, 1), done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["trials"] >= trials
-    assert not found["broken"], "\n\n".join(found["broken"][:5])
+    report = json.loads(done.stdout)
+    assert report["trials"] >= trials
+    assert not report["broken"], "\n\n".join(report["broken"][:5])
 
 
 def test_every_public_op_is_fuzzed():

@@ -20,9 +20,9 @@ def gradients(result: Tensor, arguments: dict[str, Any], way: Tensor) -> list[Te
     return list(torch.autograd.grad(result, leaves, way.to(result.dtype), **options))
 
 
-def assert_near(found: list[Tensor], exact: list[Tensor], tolerance: float, what: str) -> None:
-    assert len(found) == len(exact), f"{what}: {len(found)} results, expected {len(exact)}"
-    for number, (one, two) in enumerate(zip(found, exact, strict=True)):
+def assert_near(results: list[Tensor], exact: list[Tensor], tolerance: float, what: str) -> None:
+    assert len(results) == len(exact), f"{what}: {len(results)} results, expected {len(exact)}"
+    for number, (one, two) in enumerate(zip(results, exact, strict=True)):
         assert one.shape == two.shape, f"{what} {number}: {one.shape}, expected {two.shape}"
         if not one.is_floating_point():
             assert torch.equal(one, two), f"{what} {number} differ"
@@ -45,20 +45,20 @@ def coarsest(arguments: dict[str, Any]) -> float:
     return max((TOLERANCE[dtype] for dtype in dtypes if dtype in TOLERANCE), default=0.0)
 
 
-def check(call: Call, rng: Random) -> None:
-    before = {k: v.detach().clone() for k, v in call.arguments.items() if torch.is_tensor(v)}
+def check(valid_call: Call, rng: Random) -> None:
+    before = {k: v.detach().clone() for k, v in valid_call.arguments.items() if torch.is_tensor(v)}
     seed = rng.getrandbits(60)
     results, grads = [], []
-    exact = call.draw.in_float64(call.arguments)
-    for arguments, impl in ((call.arguments, "auto"), (exact, "reference")):
+    exact = valid_call.draw.in_float64(valid_call.arguments)
+    for arguments, impl in ((valid_call.arguments, "auto"), (exact, "reference")):
         torch.manual_seed(seed)  # for dropout's masks
-        result = call.case.run(arguments, impl)
+        result = valid_call.case.run(arguments, impl)
         if not results:
             way = torch.randn(result.shape)
         results.append([result])
         grads.append(gradients(result, arguments, way))
-    tolerance = coarsest(call.arguments)
+    tolerance = coarsest(valid_call.arguments)
     assert_near(*results, tolerance, "result")
     assert_near(*grads, tolerance, "gradient")
     for name, value in before.items():
-        assert torch.equal(call.arguments[name], value), f"{name} was changed"
+        assert torch.equal(valid_call.arguments[name], value), f"{name} was changed"

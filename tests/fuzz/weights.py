@@ -153,7 +153,7 @@ def optimizer_step(model: nn.Module, rng: Random) -> None:
     parameters = rng.sample(parameters, rng.randint(1, len(parameters)))
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape)
-    kind, options = rng.choice(
+    optimizer_class, options = rng.choice(
         (
             (torch.optim.SGD, {"foreach": True}),
             (torch.optim.SGD, {"fused": True}),
@@ -162,7 +162,7 @@ def optimizer_step(model: nn.Module, rng: Random) -> None:
             (torch.optim.Adagrad, {}),
         )
     )
-    kind(parameters, lr=0.05, **options).step()
+    optimizer_class(parameters, lr=0.05, **options).step()
 
 
 def load_state(model: nn.Module, rng: Random) -> None:

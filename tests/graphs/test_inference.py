@@ -73,9 +73,9 @@ def test_a_padded_batch_keeps_the_rules(seed):
 
 
 def test_buckets_waste_at_most_half_and_are_few():
-    found = {bucket_of(a_batch(*[8] * count), 512, 10**6) for count in range(1, 200)}
-    assert len(found) <= 16
-    assert all(b.total_tokens <= max(32, 12 * b.num_sequences) for b in found)
+    buckets = {bucket_of(a_batch(*[8] * count), 512, 10**6) for count in range(1, 200)}
+    assert len(buckets) <= 16
+    assert all(b.total_tokens <= max(32, 12 * b.num_sequences) for b in buckets)
     assert bucket_of(a_batch(8, 8), 512, 10**6) == Bucket(32, 3, 64)
     assert bucket_of(a_batch(8, 8), 512, 20) == Bucket(20, 3, 64)
     assert bucket_of(a_batch(8, 8), 512, 16) is None
@@ -104,11 +104,11 @@ def test_the_encoder_of_a_patched_model_is_recorded():
     with torch.no_grad():
         expected = patched(**inputs)
     for _ in range(2):
-        found = runner(packed(inputs))
+        output = runner(packed(inputs))
         torch.testing.assert_close(
-            found.last_hidden_state, expected.last_hidden_state[inputs["attention_mask"].bool()]
+            output.last_hidden_state, expected.last_hidden_state[inputs["attention_mask"].bool()]
         )
-        torch.testing.assert_close(found.pooled, expected.pooler_output)
+        torch.testing.assert_close(output.pooled, expected.pooler_output)
         with torch.no_grad():
             patched.encoder.layer[0].output.dense.bias.add_(1.0)
             expected = patched(**inputs)

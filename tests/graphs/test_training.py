@@ -36,8 +36,8 @@ def a_batch(*lengths, seed=0):
 def for_masked_lm(*lengths, seed=0, counted=True):
     batch = a_batch(*lengths, seed=seed)
     labels = torch.where(torch.arange(batch.total_tokens) % 3 == 0, batch.input_ids, -100)
-    found = {"batch": batch, "labels": labels}
-    return {**found, "max_labels": int((labels >= 0).sum())} if counted else found
+    arguments = {"batch": batch, "labels": labels}
+    return {**arguments, "max_labels": int((labels >= 0).sum())} if counted else arguments
 
 
 def for_classes(*lengths, seed=0):
@@ -347,11 +347,11 @@ def test_bad_input_is_named():
         fastenc.compile_training(torch.nn.Linear(1, 1), optimizer)
     with pytest.raises(ValueError, match="max_graphs must be at least 1, got 0"):
         fastenc.compile_training(model, optimizer, max_graphs=0)
-    for wrong, found in (
+    for wrong, received in (
         (torch.optim.SGD(model.parameters(), fused=True), "SGD"),
         (torch.optim.AdamW(model.parameters()), "AdamW without it"),
     ):
-        with pytest.raises(ValueError, match=f"Adam or AdamW with fused=True, got {found}$"):
+        with pytest.raises(ValueError, match=f"Adam or AdamW with fused=True, got {received}$"):
             fastenc.compile_training(model, wrong)
     with pytest.raises(ValueError, match=r"make it from model.parameters\(\)"):
         fastenc.compile_training(model, an_optimizer(MaskedLM(CONFIG)))

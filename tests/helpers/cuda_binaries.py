@@ -37,10 +37,10 @@ def compile_for(architectures: list[int], source: Path, nvcc: str) -> dict[tuple
     assert done.returncode == 0, done.stderr[-3000:]
     usages, kernel = {}, None
     for line in done.stderr.splitlines():
-        if found := KERNEL.search(line):
-            kernel = found[1], int(found[2])
-        elif found := STACK.search(line):
-            stack, stores, loads = map(int, found.groups())
-        elif found := USED.search(line):
-            usages[kernel] = Usage(int(found[1]), stack, stores + loads, int(found[2] or 0))
+        if match := KERNEL.search(line):
+            kernel = match[1], int(match[2])
+        elif match := STACK.search(line):
+            stack, stores, loads = map(int, match.groups())
+        elif match := USED.search(line):
+            usages[kernel] = Usage(int(match[1]), stack, stores + loads, int(match[2] or 0))
     return usages

@@ -53,6 +53,7 @@ class Family:
     no_positions: why a call cannot choose the positions; "" if it can.
     no_head_in_peft: why PEFT saves its heads whole only if told to; "" if it does so by itself.
     no_answers: why the tests of question answering leave it out; "" if they do not.
+    no_autocast: why transformers cannot run it under autocast; "" if it can.
     """
 
     classes: str
@@ -67,6 +68,7 @@ class Family:
     no_positions: str = ""
     no_answers: str = ""
     no_head_in_peft: str = ""
+    no_autocast: str = ""
 
 
 ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
@@ -130,6 +132,16 @@ BY_NAME = {
     "mpnet": Family(
         "MPNet", SIZES, linears=MPNET_LINEARS, no_prefix="relative bias", sees_distances=True
     ),
+    "deberta": Family(
+        "Deberta",
+        SIZES | dict(relative_attention=True, pos_att_type="c2p|p2c", position_biased_input=False),
+        linears={"qkv": "in_proj"}
+        | {name: BERT_LINEARS[name] for name in ("attention_out", "up", "down")},
+        no_prefix="relative positions",
+        no_autocast="transformers fills bfloat16 scores with the smallest float32, which is an error",
+        sees_distances=True,
+        no_head_in_peft="it looks for 'classifier', not for 'pooler'",
+    ),
     "deberta-v2": Family(
         "DebertaV2",
         DEBERTA_SIZES,
@@ -144,6 +156,13 @@ BY_NAME = {
         no_prefix="its attention has a window",
         sees_distances=True,
         no_answers="transformers wants three separators in each text: test_longformer.py",
+    ),
+    "big_bird": Family(
+        "BigBird",
+        SIZES | dict(attention_type="original_full"),
+        token_types=True,
+        no_prefix="PEFT has none for it",
+        no_head_in_peft="of the head for questions it keeps the last layer only",
     ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
@@ -191,6 +210,13 @@ ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
 FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
 # Families of the tests of question answering.
 ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
+
+
+def skip_without_autocast(family: str) -> None:
+    if BY_NAME[family].no_autocast:
+        pytest.skip(BY_NAME[family].no_autocast)
+
+
 CLASSES = {name: family.classes for name, family in BY_NAME.items()}
 
 

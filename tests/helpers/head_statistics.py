@@ -34,7 +34,7 @@ def by_numpy(q, k, lengths, targets, skip_ends, window_size=(-1, -1), relative_b
     left, right = (10**6 if side < 0 else side for side in window_size)
     table = None if relative_bias is None else relative_bias.double().cpu().numpy()
     q, k = (x.double().cpu().numpy() for x in (q, k))
-    found = {name: np.zeros(q.shape[:2]) for name in (*NAMES, "strongest")}
+    statistics = {name: np.zeros(q.shape[:2]) for name in (*NAMES, "strongest")}
     first = 0
     for length in lengths:
         for head in range(q.shape[1]):
@@ -62,9 +62,9 @@ def by_numpy(q, k, lengths, targets, skip_ends, window_size=(-1, -1), relative_b
                     else s.argmax(),
                 }
                 for name, value in row.items():
-                    found[name][first + i, head] = value
+                    statistics[name][first + i, head] = value
         first += length
-    return found
+    return statistics
 
 
 def check_against_plain(
@@ -83,17 +83,17 @@ def check_against_plain(
     cu_seqlens = offsets(lengths, device)
     table = None if radius is None else torch.randn(heads, 2 * radius + 1, device=device)
     seen = {"window_size": window_size, "relative_bias": table}
-    found = head_statistics(
+    statistics = head_statistics(
         q, k, cu_seqlens, max(lengths), targets=targets, skip_ends=skip_ends, impl=impl, **seen
     )
     plain, _ = reference(q, k, cu_seqlens, targets, head_dim**-0.5, skip_ends, **seen)
     truth = by_numpy(q, k, lengths, targets, skip_ends, **seen)
     for index, name in enumerate(NAMES):
         assert_within_budget(
-            getattr(found, name),
+            getattr(statistics, name),
             plain[..., index],
             torch.from_numpy(truth[name]).to(device),
             f"{name} {dtype}",
         )
-    assert found.strongest.dtype == torch.int32
-    assert np.array_equal(found.strongest.cpu().numpy(), truth["strongest"])
+    assert statistics.strongest.dtype == torch.int32
+    assert np.array_equal(statistics.strongest.cpu().numpy(), truth["strongest"])

@@ -15,15 +15,15 @@ RELATIONS = ["contradiction", "neutral", "entailment"]
 
 def local_folders(folder: Path, code: str) -> dict[str, Path]:
     """{name on the hub: folder} for the names in the code; missing folders are made."""
-    found = {}
+    folders = {}
     for name, make in MODELS.items():
         if f'"{name}"' in code:
-            found[name] = folder / name.replace("/", "--")
-            if not found[name].exists():
-                make(found[name])
+            folders[name] = folder / name.replace("/", "--")
+            if not folders[name].exists():
+                make(folders[name])
     if HUB_NAME in code:
-        found[HUB_NAME] = minilm_folder()
-    return found
+        folders[HUB_NAME] = minilm_folder()
+    return folders
 
 
 def _model(name: str, labels: list[str] | None = None, **changes) -> Callable[[Path], None]:

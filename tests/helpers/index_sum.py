@@ -14,10 +14,10 @@ def check_budget(dtype, count, width, size, device="cpu"):
         ours = index_sum(rows, index, size, 2, padding_idx)
         assert ours.dtype == dtype
         plain, exact = (
-            torch.zeros(size, width, dtype=kind, device=device).index_add(
-                0, index + 2, rows.to(kind)
+            torch.zeros(size, width, dtype=sum_dtype, device=device).index_add(
+                0, index + 2, rows.to(sum_dtype)
             )
-            for kind in (torch.float32, torch.float64)
+            for sum_dtype in (torch.float32, torch.float64)
         )
         if padding_idx >= 0:
             plain[padding_idx] = exact[padding_idx] = 0

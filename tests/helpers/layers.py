@@ -1,4 +1,4 @@
-"""Layers of every kind, and the same layers from torch's own functions, one sequence at a time."""
+"""Layers of every variant, and the same layers from torch's own functions, one sequence at a time."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ ATTENTION = AttentionSpec(HEADS, HEAD_DIM, HEAD_DIM**-0.5)
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerVariant:
     """The description of a layer, and the options that the description does not hold.
 
     own_projections: whether relative positions have weights of their own.
@@ -45,7 +45,7 @@ class Kind:
     own_projections: bool = False
 
 
-def kind(
+def layer_variant(
     activation="gelu",
     *,
     gated=False,
@@ -65,26 +65,26 @@ def kind(
         NormSpec(norm, EPS),
         pre_norm,
     )
-    return Kind(spec, **rest)
+    return LayerVariant(spec, **rest)
 
 
 KINDS = {
-    "bert": kind(),
-    "tanh": kind("gelu_tanh"),
-    "relu": kind("relu"),
-    "mpnet": kind(relative_bias=True),
-    "deberta": kind(terms=("c2p", "p2c")),
-    "deberta v2": kind(terms=("c2p",), own_projections=True),
-    "mbart": kind(pre_norm=True),
-    "modernbert": kind(
+    "bert": layer_variant(),
+    "tanh": layer_variant("gelu_tanh"),
+    "relu": layer_variant("relu"),
+    "mpnet": layer_variant(relative_bias=True),
+    "deberta": layer_variant(terms=("c2p", "p2c")),
+    "deberta v2": layer_variant(terms=("c2p",), own_projections=True),
+    "mbart": layer_variant(pre_norm=True),
+    "modernbert": layer_variant(
         gated=True, pre_norm=True, window=(3, 3), biases=False, norm_biases=False, rotary=True
     ),
-    "nomic": kind("silu", gated=True, biases=False, rotary=True),
-    "t5": kind(
+    "nomic": layer_variant("silu", gated=True, biases=False, rotary=True),
+    "t5": layer_variant(
         "relu", pre_norm=True, norm="rms", scale=1.0, biases=False, norm_biases=False,
         relative_bias=True,
     ),
-    "t5 v1.1": kind(
+    "t5 v1.1": layer_variant(
         "gelu_tanh", gated=True, pre_norm=True, norm="rms", scale=1.0, biases=False,
         norm_biases=False, relative_bias=True,
     ),
@@ -92,11 +92,11 @@ KINDS = {
 
 
 class Layer:
-    """A layer of one kind with random weights, and sequences of these lengths. ``values``: {name: tensor}, x first."""
+    """A layer of one variant: random weights, sequences of these lengths. ``values``: {name: tensor}, x first."""
 
-    def __init__(self, what: Kind, lengths=EDGE_LENGTHS, dtype=torch.float32, grad=True):
+    def __init__(self, what: LayerVariant, lengths=EDGE_LENGTHS, dtype=torch.float32, grad=True):
         torch.manual_seed(3)
-        self.kind, self.spec, self.lengths = what, what.spec, tuple(lengths)
+        self.variant, self.spec, self.lengths = what, what.spec, tuple(lengths)
         inner = self.spec.feed_forward.intermediate_size
         values = {"x": torch.randn(sum(lengths), WIDTH)}
         for name, (rows, columns, biased) in self.shapes(inner).items():
@@ -115,11 +115,11 @@ class Layer:
         self.offsets, self.longest = offsets_of(lengths), max(lengths, default=0)
 
     def shapes(self, inner):
-        biased, width = self.kind.biases, HEADS * HEAD_DIM
+        biased, width = self.variant.biases, HEADS * HEAD_DIM
         halves = ("gate", "up") if self.spec.feed_forward.gated else ("up",)
         return {
             **{name: (width, WIDTH, biased) for name in ("query", "key", "value")},
-            **({"position_key": (width, WIDTH, biased)} if self.kind.own_projections else {}),
+            **({"position_key": (width, WIDTH, biased)} if self.variant.own_projections else {}),
             "attention_out": (WIDTH, width, biased),
             **{name: (inner, WIDTH, biased) for name in halves},
             "down": (WIDTH, inner, biased),
@@ -150,7 +150,7 @@ class Layer:
 
     def inputs(self, values=None) -> AttentionInputs:
         table = None
-        if self.kind.rotary:
+        if self.variant.rotary:
             table = rotary_table(RotarySpec(HEAD_DIM, 100.0), max(self.longest, 1), "cpu")
         bias = (values or self.values).get("relative_bias")
         positions = None
@@ -159,7 +159,7 @@ class Layer:
             positions = RelativePositions((values or self.values)["positions"], slots)
         return AttentionInputs(self.offsets, self.longest, table, bias, positions)
 
-    def call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
+    def layer_call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
         """The LayerCall of this layer."""
         v = values or self.values
         state = start(v["x"], None, self.spec.out_norm)
@@ -167,7 +167,7 @@ class Layer:
 
     def run(self, run_layer=run_single_ops, dropout: LayerDropout = NO_DROPOUT, **rest):
         torch.manual_seed(7)
-        return self.results(run_layer(self.call(dropout, **rest)))
+        return self.results(run_layer(self.layer_call(dropout, **rest)))
 
     def results(self, state: LayerState) -> tuple[Tensor, ...]:
         """The tensors that the next layer reads, each once."""
@@ -201,16 +201,16 @@ class Layer:
         length = len(x)
         heads = lambda name: linear(x, name).view(length, HEADS, HEAD_DIM).transpose(0, 1)
         q, k, u = (heads(name) for name in ("query", "key", "value"))
-        if self.kind.rotary:
+        if self.variant.rotary:
             table = self.inputs(v).rotary[:length].to(x.dtype)
             cos, sin = (half.repeat(1, 2) for half in table.chunk(2, 1))
             turn = lambda t: torch.cat([-t[..., HEAD_DIM // 2 :], t[..., : HEAD_DIM // 2]], -1)
             q, k = (t * cos + turn(t) * sin for t in (q, k))
         distance = torch.arange(length) - torch.arange(length)[:, None]
         scores = q @ k.transpose(1, 2) * self.spec.attention.scale
-        if self.kind.relative_bias:
+        if self.variant.relative_bias:
             scores = scores + v["relative_bias"][:, distance.clamp(-4, 4) + 4]
-        terms, own = self.spec.attention.position_terms, self.kind.own_projections
+        terms, own = self.spec.attention.position_terms, self.variant.own_projections
         rows = (REACH - distance).clamp(0, 2 * REACH - 1)
         project = lambda name: linear(v["positions"], name).view(-1, HEADS, HEAD_DIM)[rows]
         if "c2p" in terms:
@@ -236,13 +236,13 @@ def gradients(results, values):
     torch.manual_seed(8)
     wanted = {name: v for name, v in values.items() if v.requires_grad}
     dys = [torch.randn(y.shape).to(y.dtype) for y in results]
-    found = torch.autograd.grad(results, tuple(wanted.values()), dys)
-    return dict(zip(wanted, found, strict=True))
+    grads = torch.autograd.grad(results, tuple(wanted.values()), dys)
+    return dict(zip(wanted, grads, strict=True))
 
 
 def exact_gradients(results, values, dtype):
     """:func:`gradients` with the same weights of the sum as results of another dtype get."""
     torch.manual_seed(8)
     dys = [torch.randn(y.shape).to(dtype).double() for y in results]
-    found = torch.autograd.grad(results, tuple(values.values()), dys)
-    return dict(zip(values, found, strict=True))
+    grads = torch.autograd.grad(results, tuple(values.values()), dys)
+    return dict(zip(values, grads, strict=True))

@@ -124,10 +124,13 @@ def build_task(folder, task, **settings):
         chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
     elif task == "span-ner":
         words = [text.split() for text in texts]
-        found = [
+        entities = [
             [Span("X", i, i + 1) for i, w in enumerate(row) if w in ("cat", "dog")] for row in words
         ]
-        chosen, data = SpanNer(span_size=16), EntityData(list(map(sentence, words)), found, ["X"])
+        chosen, data = (
+            SpanNer(span_size=16),
+            EntityData(list(map(sentence, words)), entities, ["X"]),
+        )
     else:
         answer = lambda text: [Answer(0, text.split()[0])]
         chosen, data = (
@@ -182,7 +185,7 @@ def small_model(objective, tokenizer, dropout=0.0):
     return model
 
 
-def killed(folder, owner, name, call):
+def killed(folder, owner, name, call_number):
     """Fork a run that kills itself at the ``call``-th call of ``owner.name``; returns its status from ``os.waitpid``.
 
     Only for a process that has computed nothing: torch's threads do not survive a fork.
@@ -194,7 +197,7 @@ def killed(folder, owner, name, call):
 
     def kill(*arguments, **options):
         calls[0] += 1
-        if calls[0] == call:
+        if calls[0] == call_number:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*arguments, **options)
 

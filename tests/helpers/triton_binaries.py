@@ -103,10 +103,10 @@ def cases(table: Path, capability: int = 90) -> Iterator[tuple[str, object, str,
             yield from variants(entry["op"], entry["key"], entry["launch"], " tuned")
 
 
-def variants(op: str, key: dict, parameters: dict, kind: str):
+def variants(op: str, key: dict, parameters: dict, origin: str):
     values = " ".join(f"{name}={value}" for name, value in key.items())
     for variant, kernel, constants in module_of(launch.registry[op]).launched(key):
-        name = f"{op}{kind} {values}{variant}"
+        name = f"{op}{origin} {values}{variant}"
         yield name, kernel, ELEMENTS[key["dtype"]], {**constants, **parameters}
 
 

@@ -85,9 +85,9 @@ def test_only_right_results_get_a_time():
 def test_rates_divide_the_floor_by_the_time(quick, monkeypatch):
     monkeypatch.setattr(quick, "_bandwidth", 1e9)
     monkeypatch.setitem(quick._products, torch.float32, 1e9)
-    found = rates(Work(1e9, 2e9), 4.0)
-    assert found["percent_of_roofline"] == 50 and found["floor_ms"] == 2000
-    assert found["GB_per_s"] == 0.25 and found["TFLOP_per_s"] == pytest.approx(0.0005)
+    figures = rates(Work(1e9, 2e9), 4.0)
+    assert figures["percent_of_roofline"] == 50 and figures["floor_ms"] == 2000
+    assert figures["GB_per_s"] == 0.25 and figures["TFLOP_per_s"] == pytest.approx(0.0005)
 
 
 def test_an_absent_library_is_named_and_a_broken_one_says_why(tmp_path, monkeypatch):
@@ -161,7 +161,7 @@ def test_flex_attention_is_asked_for_the_same(case):
     batch.variant = batch.variant._replace(parameters=constant)
     flex = batch.flex(flex_attention, lambda function: function)
     torch.testing.assert_close(
-        flex.call().double(), batch.truth().call().detach(), atol=1e-5, rtol=1e-4
+        flex.forward().double(), batch.truth().forward().detach(), atol=1e-5, rtol=1e-4
     )
 
 
@@ -435,8 +435,8 @@ def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path
         "SetFit, predict_proba": {"patched": {"missing": "not installed: setfit"}},
         "Trainer, evaluation": {"patched": patched | {"versions": {}}},
     }
-    found = {"machine": machine, "cases": cases}
-    (tmp_path / "cpu" / "other_libraries.json").write_text(json.dumps(found))
+    content = {"machine": machine, "cases": cases}
+    (tmp_path / "cpu" / "other_libraries.json").write_text(json.dumps(content))
     text = tables.other_libraries("others")
     assert "| KeyBERT, extract_keywords | 2.50× | 1e-07 | keybert 0.9.0 |" in text
     assert "not installed: setfit" in text and "Trainer" not in text
@@ -444,8 +444,8 @@ def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path
 
 
 def test_the_libraries_results_are_compared_number_by_number():
-    found = [{"score": 0.5, "word": "bank"}, [{"scores": torch.tensor([0.25, 1.0])}], 2]
-    assert other_libraries.numbers(found) == [0.5, 0.25, 1.0, 2.0]
+    outputs = [{"score": 0.5, "word": "bank"}, [{"scores": torch.tensor([0.25, 1.0])}], 2]
+    assert other_libraries.numbers(outputs) == [0.5, 0.25, 1.0, 2.0]
     every = tuple(first for several in tables.CASES_OF.values() for first in several)
     assert all(case.startswith(every) for case in other_libraries.CASES)
 

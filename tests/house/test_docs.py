@@ -218,5 +218,5 @@ def test_the_site_builds_without_a_warning(tmp_path):
     page = (tmp_path / "reference" / "ops.html").read_text(encoding="utf-8")
     assert "LayerNorm" in page and "fastenc.ops.attention.attention" in page
     index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
-    found = {entry["location"] for entry in index["docs"] if "rotary" in entry["text"].lower()}
-    assert "reference/ops.html#fastenc.ops.rotary.rotary" in found
+    locations = {entry["location"] for entry in index["docs"] if "rotary" in entry["text"].lower()}
+    assert "reference/ops.html#fastenc.ops.rotary.rotary" in locations

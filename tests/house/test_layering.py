@@ -99,14 +99,14 @@ def imported_files(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             members = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= members & set(FILES) or {node.module}
-    return found & set(FILES)
+            names |= members & set(FILES) or {node.module}
+    return names & set(FILES)
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -119,12 +119,12 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
         if name in done:
             return []
         for imported in sorted(graph[name]):
-            if found := follow(imported, [*above, name]):
-                return found
+            if chain := follow(imported, [*above, name]):
+                return chain
         done.add(name)
         return []
 
-    return next((found for name in graph if (found := follow(name, []))), [])
+    return next((chain for name in graph if (chain := follow(name, []))), [])
 
 
 def test_files_import_each_other_in_no_circle():
@@ -157,12 +157,12 @@ def test_layers_run_in_the_loop_of_the_stack_alone():
 def design_layers():
     """{layer: the imports that the table of DESIGN.md states}."""
     table = (ROOT / "DESIGN.md").read_text(encoding="utf-8").split("\n\n")[1]
-    found = {}
+    layers = {}
     for line in table.splitlines()[2:]:
         folders, _, imported = (cell.strip() for cell in line.split("|")[1:-1])
         for name in re.findall(r"`(?:python/fastenc/)?(\w+)(?:\.py)?/?`", folders):
-            found[name] = set(re.findall(r"\w+", imported))
-    return found
+            layers[name] = set(re.findall(r"\w+", imported))
+    return layers
 
 
 def test_the_table_of_design_md_states_the_imports():

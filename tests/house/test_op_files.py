@@ -63,8 +63,8 @@ def test_an_op_touches_the_files_that_are_listed():
     assert len(set(files)) == len(files)
     for name in files:
         assert (ROOT / name.replace("<op>", "bias_glu").replace("nn/bias_glu", "nn/gelu")).exists()
-    found = lists(tracked)
-    assert found <= set(files)
+    shared = lists(tracked)
+    assert shared <= set(files)
     stems = {Path(path).stem for path in tracked if path.startswith("kernels/")}
     complete = stems & {Path(path).stem for path in tracked if path.startswith("csrc/cpu/")}
     complete &= {getattr(ops, name).__module__.rpartition(".")[2] for name in ops.__all__}
@@ -72,6 +72,6 @@ def test_an_op_touches_the_files_that_are_listed():
     for op in complete:
         own = named_after(op, tracked)
         assert own <= {name.replace("<op>", op) for name in files}
-        touched = own | found
+        touched = own | shared
         assert len(touched) <= MOST, sorted(touched)
     assert len(files) == MOST

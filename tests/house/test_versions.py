@@ -34,12 +34,12 @@ def test_the_tested_versions_are_the_installed_ones(library):
     assert ".".join(version.split(".")[:2]) == rows()[library][1]
 
 
-@pytest.mark.parametrize("call", [fastenc.patch, lambda m: fastenc.register_attention()])
+@pytest.mark.parametrize("entry_point", [fastenc.patch, lambda m: fastenc.register_attention()])
 @pytest.mark.parametrize("version", ["4.57.6", "5.9.1"])
-def test_an_old_transformers_is_named_with_what_is_needed(version, call, monkeypatch):
+def test_an_old_transformers_is_named_with_what_is_needed(version, entry_point, monkeypatch):
     ours = model("bert")
     # Not by an import statement at the top: transformers replaces its own module while it loads a class.
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     message = rf"needs transformers 5\.10 or newer, got {re.escape(version)}: pip install"
     with pytest.raises(ImportError, match=message):
-        call(ours)
+        entry_point(ours)

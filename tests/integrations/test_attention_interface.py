@@ -91,9 +91,9 @@ def test_flattened_batches(name):
     flat = collator(rows)
     del flat["labels"]
     with torch.no_grad():
-        found = ours(**flat).last_hidden_state[0]
+        hidden = ours(**flat).last_hidden_state[0]
         expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
 
 def test_bfloat16_and_checkpoints(tmp_path):

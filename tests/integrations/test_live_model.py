@@ -168,11 +168,11 @@ def test_a_changed_model_takes_its_own_forward_and_says_so_once(change, when):
             torch.manual_seed(1), change(ours)
         torch.manual_seed(1), change(theirs)
         with pytest.warns(UserWarning, match="BertModel takes its own forward, because"):
-            found = ours(**batch).last_hidden_state
-        assert torch.equal(found, theirs(**batch).last_hidden_state)
+            hidden = ours(**batch).last_hidden_state
+        assert torch.equal(hidden, theirs(**batch).last_hidden_state)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert torch.equal(ours(**batch).last_hidden_state, found)
+            assert torch.equal(ours(**batch).last_hidden_state, hidden)
 
 
 def test_what_changes_nothing_stays_fused():
@@ -197,9 +197,9 @@ def test_what_changes_nothing_stays_fused():
         ours.embeddings.word_embeddings.load_state_dict(
             theirs.embeddings.word_embeddings.state_dict()
         )
-        found = ours(**batch)
-        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
-        assert not found.last_hidden_state[batch["attention_mask"] == 0].any()
+        output = ours(**batch)
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
+        assert not output.last_hidden_state[batch["attention_mask"] == 0].any()
 
 
 def test_windows_that_the_configuration_now_names():
@@ -210,8 +210,8 @@ def test_windows_that_the_configuration_now_names():
         for m in (ours, theirs):
             m.config.local_attention = 2
         with pytest.warns(UserWarning, match="its configuration names other windows"):
-            found = ours(**batch).last_hidden_state
-        assert torch.equal(found, theirs(**batch).last_hidden_state)
+            hidden = ours(**batch).last_hidden_state
+        assert torch.equal(hidden, theirs(**batch).last_hidden_state)
 
 
 def test_global_hooks_are_called():
@@ -264,11 +264,11 @@ def test_a_changed_masked_lm_head_takes_its_own_forward(change):
         if change == "decoder":
             other_forward(head.decoder, 2.0)
     with torch.no_grad(), pytest.warns(UserWarning, match="BertForMaskedLM takes its own forward"):
-        found = ours(**batch)
+        output = ours(**batch)
     real = batch["attention_mask"].bool()
     expected = theirs(**batch).logits[real]
-    torch.testing.assert_close(found.logits[real], expected, rtol=0, atol=1e-5)
-    assert torch.equal(found.logits[~real][0], found.logits[~real][-1])  # the encoder is fused
+    torch.testing.assert_close(output.logits[real], expected, rtol=0, atol=1e-5)
+    assert torch.equal(output.logits[~real][0], output.logits[~real][-1])  # the encoder is fused
 
 
 def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
@@ -296,8 +296,8 @@ def test_the_default_device_does_not_matter_to_a_call():
     with torch.no_grad():
         expected = theirs(**batch)
         with torch.device("meta"):
-            found = ours(**batch)
-        assert_same_outputs(found, expected, batch["attention_mask"])
+            output = ours(**batch)
+        assert_same_outputs(output, expected, batch["attention_mask"])
 
 
 def test_classes_of_one_name_are_told_apart_by_their_modules():
@@ -332,8 +332,8 @@ def test_replicas_of_data_parallel_read_their_own_weights(task):
     with torch.no_grad():
         before = ours(**batch)[0]
         with pytest.warns(UserWarning, match="it is a replica of DataParallel"):
-            found = replica_of(ours, 1.5)(**noted)[0]
-        assert torch.equal(found, replica_of(theirs, 1.5)(**batch)[0])
+            hidden = replica_of(ours, 1.5)(**noted)[0]
+        assert torch.equal(hidden, replica_of(theirs, 1.5)(**batch)[0])
         assert torch.equal(ours(**batch)[0], before)
     assert "_replicate_for_data_parallel" not in fastenc.unpatch(ours).__dict__
 

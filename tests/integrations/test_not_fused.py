@@ -24,13 +24,13 @@ def rows(title):
 def called(family="bert", task="Model", dtype=None, **changes):
     """A call of a patched model with two texts. A change is an argument, or a function of the batch."""
 
-    def call():
+    def forward():
         fastencs = patch(model(family, task).to(dtype))
         batch = padded_batch(family, lengths=(5, 9))
         given = {k: v(batch) if callable(v) else v for k, v in changes.items()}
         fastencs(**{k: v for k, v in {**batch, **given}.items() if v is not None})
 
-    return call
+    return forward
 
 
 def holes(batch):
@@ -101,15 +101,15 @@ def test_every_row_has_a_call():
 
 
 @pytest.mark.parametrize(
-    ("row", "call", "runs"),
+    ("row", "forward", "runs"),
     [pytest.param(row, *each, id=f"{row}-{each[1]}") for row in CALLS for each in CALLS[row]],
 )
-def test_what_a_row_says_runs(row, call, runs):
+def test_what_a_row_says_runs(row, forward, runs):
     said = rows("Calls")[row]
     assert said.startswith(runs) or "but for" in said
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
-        call()
+        forward()
     own = [str(each.message) for each in given if "takes its own forward" in str(each.message)]
     assert len(own) == (0 if runs == FUSED else 1), own
     if runs == HEAD:

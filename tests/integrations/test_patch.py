@@ -15,6 +15,7 @@ from tests.helpers.families import (
     config,
     model,
     padded_batch,
+    skip_without_autocast,
 )
 from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
 
@@ -101,14 +102,14 @@ def test_masks_with_holes_positions_and_embeddings(family):
         calls.append({**batch, "position_ids": torch.arange(30).flip(0)[None] + 2})
     holes = batch["attention_mask"].clone()
     holes[1, 3:6] = 0
-    calls += [{**call, "attention_mask": holes} for call in calls]
+    calls += [{**arguments, "attention_mask": holes} for arguments in calls]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         if entry.sees_distances:
             warnings.filterwarnings("ignore", message=".*a row has padding between tokens")
             warnings.filterwarnings("ignore", message=".*called with position_ids")
-        for call in calls:
-            assert_same_outputs(ours(**call), theirs(**call), call["attention_mask"])
+        for arguments in calls:
+            assert_same_outputs(ours(**arguments), theirs(**arguments), arguments["attention_mask"])
 
 
 def test_tuples_positional_arguments_and_config_switches():
@@ -186,8 +187,8 @@ def test_a_copy_is_patched_and_independent(family, copied):
     before = ours(**batch).last_hidden_state
     twin = copied(ours)
     real = batch["attention_mask"].bool()
-    found = twin(**batch).last_hidden_state
-    assert torch.equal(found, before) and not found[~real].any()
+    hidden = twin(**batch).last_hidden_state
+    assert torch.equal(hidden, before) and not hidden[~real].any()
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()
@@ -195,10 +196,10 @@ def test_a_copy_is_patched_and_independent(family, copied):
     assert torch.equal(ours(**batch).last_hidden_state, before)
 
 
-def own_forward_warns(ours, theirs, batch, match, **call):
+def own_forward_warns(ours, theirs, batch, match, **options):
     with pytest.warns(UserWarning, match=match):
-        a = ours(**batch, **call)
-    b = theirs(**batch, **call)
+        a = ours(**batch, **options)
+    b = theirs(**batch, **options)
     torch.testing.assert_close(a.last_hidden_state, b.last_hidden_state, rtol=0, atol=0)
     return a, b
 
@@ -231,12 +232,12 @@ def test_calls_that_the_model_refuses_are_refused():
         lambda m: m(ids.float()),
         lambda m: m(ids, token_type_ids=torch.zeros_like(ids).bool()),
     ]
-    for call in calls:
+    for attempt in calls:
         with pytest.raises((TypeError, RuntimeError)) as expected:
-            call(theirs)
+            attempt(theirs)
         with warnings.catch_warnings(), pytest.raises(expected.type):
             warnings.simplefilter("ignore")
-            call(ours)
+            attempt(ours)
 
 
 def test_losses_that_read_padding_take_the_models_own_forward():
@@ -330,8 +331,8 @@ def test_works_under_the_trainer(tmp_path, smoothing):
         losses[-1].append(trainer.evaluate()["eval_loss"])
     own, *ours = map(torch.tensor, losses)
     assert len(own) == 7
-    for found in ours:
-        torch.testing.assert_close(found, own, rtol=1e-3, atol=1e-4)
+    for values in ours:
+        torch.testing.assert_close(values, own, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "task"), with_heads(*FAMILIES))
@@ -370,8 +371,8 @@ def test_labels_in_one_row_and_no_label(labelled_logits_only):
     labels = labels_for("MaskedLM", batch)["labels"]
     for given in (labels, labels.flatten(), torch.full_like(labels, -100)):
         expected = theirs(**batch, labels=given).loss
-        found = ours(**batch, labels=given).loss
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+        loss = ours(**batch, labels=given).loss
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
     for wrong in (labels[:, 1:], torch.cat([labels, labels])):
         with pytest.raises(
             ValueError,
@@ -386,9 +387,9 @@ def test_a_patched_model_can_be_compiled():
     batch = padded_batch("bert")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = ours(**batch, labels=torch.tensor([0, 1, 1, 0]))
+        output = ours(**batch, labels=torch.tensor([0, 1, 1, 0]))
     expected = theirs(**batch, labels=torch.tensor([0, 1, 1, 0]))
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_on_a_cpu_takes_the_models_own_forward():
@@ -439,11 +440,11 @@ def test_hidden_states_of_some_layers(family, task, asked, configured):
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     real = batch["attention_mask"].bool()
     with torch.no_grad():
-        found, expected = (
+        states, expected = (
             m(**batch, output_hidden_states=asked).hidden_states for m in (ours, theirs)
         )
-    assert (found is None) == (expected is None)
-    for a, b in zip(found or (), expected or (), strict=True):
+    assert (states is None) == (expected is None)
+    for a, b in zip(states or (), expected or (), strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a[real], b[real], rtol=0, atol=1e-5)
@@ -458,9 +459,9 @@ def test_return_dict_of_none_is_the_configurations(family):
     assert type(a) is type(b) and len(a) == len(b)
 
 
-def assert_same_tuples(found, expected, real):
-    assert type(found) is type(expected) and len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
+def assert_same_tuples(outputs, expected, real):
+    assert type(outputs) is type(expected) and len(outputs) == len(expected)
+    for a, b in zip(outputs, expected, strict=True):
         if torch.is_tensor(b):
             padded = b.shape[:2] == real.shape
             torch.testing.assert_close(
@@ -484,8 +485,8 @@ def test_tuples_have_the_entries_of_the_models_own(family, task, states):
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     options = dict(return_dict=False, output_hidden_states=states)
     with torch.no_grad():
-        found, expected = (m(**batch, **options) for m in (ours, theirs))
-    assert_same_tuples(found, expected, batch["attention_mask"].bool())
+        outputs, expected = (m(**batch, **options) for m in (ours, theirs))
+    assert_same_tuples(outputs, expected, batch["attention_mask"].bool())
 
 
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
@@ -497,12 +498,13 @@ def test_inputs_without_a_batch_dimension_are_refused(task):
 
 @EVERY_FAMILY
 def test_dtypes_under_autocast_are_the_models(family):
+    skip_without_autocast(family)
     theirs = model(family)
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        found, expected = (m(**batch, output_hidden_states=True) for m in (ours, theirs))
-    assert found.last_hidden_state.dtype == expected.last_hidden_state.dtype
-    for a, b in zip(found.hidden_states, expected.hidden_states, strict=True):
+        outputs, expected = (m(**batch, output_hidden_states=True) for m in (ours, theirs))
+    assert outputs.last_hidden_state.dtype == expected.last_hidden_state.dtype
+    for a, b in zip(outputs.hidden_states, expected.hidden_states, strict=True):
         assert a.dtype == b.dtype
 
 

@@ -37,8 +37,8 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
     mask = batch["attention_mask"].bool()
     ours, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
     with torch.no_grad():
-        found, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
-    assert (found - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
+        fused, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
+    assert (fused - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
 
 
 @EVERY_ENCODER
@@ -59,7 +59,10 @@ def test_lora_of_peft(family):
 def test_training_without_dropout(family, checkpointing, monkeypatch):
     recomputed = []
     checkpoint = stack.checkpoint
-    counted = lambda *call, **options: (recomputed.append(1), checkpoint(*call, **options))[1]
+    counted = lambda *arguments, **options: (
+        recomputed.append(1),
+        checkpoint(*arguments, **options),
+    )[1]
     monkeypatch.setattr(stack, "checkpoint", counted)
     settings = config(family).to_dict()
     off = {name: 0.0 for name, p in settings.items() if "dropout" in name and p is not None}

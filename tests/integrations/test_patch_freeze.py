@@ -29,12 +29,12 @@ def stepped(parameters, gradients=None):
                 parameter.sub_(gradient, alpha=0.5)
 
 
-def step(call):
+def step(forward):
     """An SGD step in evaluation mode, after ``call(model, batch)``."""
 
     def take(m, batch):
         m.zero_grad()
-        loss_of(call(m, batch)).backward()
+        loss_of(forward(m, batch)).backward()
         stepped(list(m.parameters()))
 
     return take
@@ -92,9 +92,9 @@ def test_a_step_by_the_own_forward_shows_in_a_frozen_model(family, task, name):
             warnings.simplefilter("ignore")
             BERTS_STEPS[name](m, batch)
     with torch.no_grad():
-        found, expected = ours(**batch), theirs(**batch)
-    assert (found[0] - before).abs().max() > 0.01
-    assert_same_outputs(found, expected, batch["attention_mask"])
+        outputs, expected = ours(**batch), theirs(**batch)
+    assert (outputs[0] - before).abs().max() > 0.01
+    assert_same_outputs(outputs, expected, batch["attention_mask"])
 
 
 def test_a_compiled_step_shows_in_a_frozen_encoder(tmp_path):
@@ -107,10 +107,10 @@ def test_a_compiled_step_shows_in_a_frozen_encoder(tmp_path):
     hidden.square().mean().backward()
     stepped(list(encoder.parameters()))
     with torch.no_grad():
-        found = encoder(batch).last_hidden_state
+        changed = encoder(batch).last_hidden_state
         fastenc.unfreeze(encoder)
-        assert torch.equal(found, encoder(batch).last_hidden_state)
-        assert (found - hidden).abs().max() > 0.01
+        assert torch.equal(changed, encoder(batch).last_hidden_state)
+        assert (changed - hidden).abs().max() > 0.01
 
 
 def test_inference_by_the_own_forward_does_not_end_it():

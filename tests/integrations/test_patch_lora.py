@@ -33,9 +33,9 @@ def agree(ours, theirs, batch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         labels = torch.tensor([0, 1, 1, 0])
-        found, expected = ours(**batch, labels=labels), theirs(**batch, labels=labels)
-        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
-        found.loss.backward(), expected.loss.backward()
+        output, expected = ours(**batch, labels=labels), theirs(**batch, labels=labels)
+        torch.testing.assert_close(output.logits, expected.logits, rtol=1e-5, atol=1e-5)
+        output.loss.backward(), expected.loss.backward()
         assert_same_gradients(ours, theirs)
         hidden = ours.get_base_model().base_model(**batch).last_hidden_state
         assert not hidden[batch["attention_mask"] == 0].any()
@@ -109,10 +109,10 @@ def test_variants(options):
     with torch.no_grad():
         if "use_dora" in options:
             with pytest.warns(UserWarning, match=r"the LoRA of .*query is a variant \(DoraLinear"):
-                found = ours(**batch)
+                output = ours(**batch)
         else:
-            found = ours(**batch)
-        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+            output = ours(**batch)
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
 
 
 def test_gradient_checkpointing_with_a_frozen_model():

@@ -62,9 +62,9 @@ def test_half_of_the_threads_with_gradients(task, switch_interval):
         with torch.set_grad_enabled(number % 2 == 0):
             for i in range(CALLS // (3 * 3 * THREADS)):
                 index = (i + number) % len(batches)
-                found = result(ours, batches[index])
-                assert found.requires_grad == (number % 2 == 0)
-                torch.testing.assert_close(found, expected[index], rtol=0, atol=1e-5)
+                output = result(ours, batches[index])
+                assert output.requires_grad == (number % 2 == 0)
+                torch.testing.assert_close(output, expected[index], rtol=0, atol=1e-5)
 
     in_threads(work)
 
@@ -87,10 +87,10 @@ def test_own_and_fused_forwards_at_once(switch_interval):
             if number % 2:
                 assert torch.equal(ours(**batch, labels=labels).loss, loss)
                 continue
-            found = ours(**batch).logits
-            torch.testing.assert_close(found[~padding], logits[~padding], rtol=0, atol=1e-5)
+            output = ours(**batch).logits
+            torch.testing.assert_close(output[~padding], logits[~padding], rtol=0, atol=1e-5)
             # The fused forward gives every padding token the head's value for a zero vector.
-            assert torch.equal(found[padding], ours.classifier.bias.expand(int(padding.sum()), -1))
+            assert torch.equal(output[padding], ours.classifier.bias.expand(int(padding.sum()), -1))
 
     in_threads(work)
 
@@ -107,7 +107,7 @@ def test_frozen_weights_and_a_call_with_gradients(switch_interval):
             for i in range(CALLS // (3 * THREADS)):
                 if number == 1 and i % 4 == 0:
                     fastenc.freeze(ours)
-                found = ours(**batch).last_hidden_state
-                torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+                hidden = ours(**batch).last_hidden_state
+                torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
     in_threads(work)

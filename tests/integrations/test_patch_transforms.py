@@ -41,9 +41,9 @@ def test_compile_of_one_graph_says_nothing(task):
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="fastenc")
-        for call in (batch, DataCollatorWithSeqlens(dict)(batch)):
-            found = compiled(**call)
-        assert_same_outputs(found, theirs(**batch), batch["attention_mask"])
+        for inputs in (batch, DataCollatorWithSeqlens(dict)(batch)):
+            output = compiled(**inputs)
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
 
 
 # Families whose code in transformers differs from BERT's and from each other's.
@@ -67,10 +67,10 @@ def test_gradients_of_functions():
     batch = padded_batch("bert")
     detached = lambda m: {name: p.detach() for name, p in m.named_parameters()}
     with pytest.warns(UserWarning, match="inside a function transform"):
-        found = torch.func.grad(loss_of(ours, batch))(detached(ours))
+        gradients = torch.func.grad(loss_of(ours, batch))(detached(ours))
     expected = torch.func.grad(loss_of(theirs, batch))(detached(theirs))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradients[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_directional_derivatives():
@@ -92,8 +92,8 @@ def test_directional_derivatives():
                 }
                 loss = loss_of(m, batch)(dual)
                 results.append(torch.autograd.forward_ad.unpack_dual(loss))
-    for found, expected in zip(results[:2], results[2:], strict=True):
-        for a, b in zip(found, expected, strict=True):
+    for derivatives, expected in zip(results[:2], results[2:], strict=True):
+        for a, b in zip(derivatives, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -109,10 +109,10 @@ def test_vmap_over_models():
         stacked = {
             name: torch.stack([p.detach(), 0.5 * p.detach()]) for name, p in m.named_parameters()
         }
-        call = lambda parameters, m=m: functional_call(m, parameters, (), batch)[0]
+        forward = lambda parameters, m=m: functional_call(m, parameters, (), batch)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results.append(torch.vmap(call)(stacked))
+            results.append(torch.vmap(forward)(stacked))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -136,10 +136,10 @@ def test_tracing():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(ours, (batch["input_ids"], batch["attention_mask"]), strict=False)
     with torch.no_grad():
-        found = traced(batch["input_ids"], batch["attention_mask"])["last_hidden_state"]
+        hidden = traced(batch["input_ids"], batch["attention_mask"])["last_hidden_state"]
         expected = theirs(batch["input_ids"], batch["attention_mask"]).last_hidden_state
     real = batch["attention_mask"].bool()
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+    torch.testing.assert_close(hidden[real], expected[real], rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("ours")

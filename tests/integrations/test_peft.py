@@ -34,6 +34,8 @@ PREFIXED = [family for family in FAMILIES if not BY_NAME[family].no_prefix]
 def batch_of(family: str, task: str) -> dict[str, torch.Tensor]:
     """A batch, without token types where PEFT does not pass them on."""
     padded = padded_batch(family)
+    if task == "QUESTION_ANS" and BY_NAME[family].no_answers:
+        pytest.skip(BY_NAME[family].no_answers)
     if task in ("QUESTION_ANS", "FEATURE_EXTRACTION"):
         padded.pop("token_type_ids", None)
     return padded
@@ -151,11 +153,11 @@ def trained_by_peft(family, task, method, folder):
 )
 def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_path):
     wrapped = trained_by_peft(family, task, method, tmp_path)
-    kind, name = HEADS[task]
+    model_class, name = HEADS[task]
     padded = batch_of(family, task)
-    found = kind.from_pretrained(tmp_path / "peft")
+    loaded = model_class.from_pretrained(tmp_path / "peft")
     expected = theirs(wrapped, padded, task)
-    torch.testing.assert_close(ours(found, padded), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours(loaded, padded), expected, rtol=0, atol=2e-5)
     if name is None:
         with pytest.raises(ValueError, match=r"must have the head of a task, got \w*Model"):
             task_of(tmp_path / "peft")
@@ -164,7 +166,7 @@ def test_a_folder_of_peft_tells_its_task_and_labels(family, method, task, tmp_pa
     # Also as an encoder without the head.
     encoder = Encoder.from_pretrained(tmp_path / "peft")
     packed = pack(**padded)
-    expected = found.encoder(packed).last_hidden_state
+    expected = loaded.encoder(packed).last_hidden_state
     assert torch.equal(encoder(packed).last_hidden_state, expected)
 
 

@@ -38,8 +38,8 @@ def test_two_names_of_one_weight(family, first, tmp_path):
     save_file({**tensors, **{key: value.clone() for key in names}}, file)
     batch = padded_batch(family)
     with torch.no_grad():
-        found = Encoder.from_pretrained(tmp_path)(packed(batch)).last_hidden_state
-        close(found, theirs(**batch).last_hidden_state[batch["attention_mask"].bool()])
+        hidden = Encoder.from_pretrained(tmp_path)(packed(batch)).last_hidden_state
+        close(hidden, theirs(**batch).last_hidden_state[batch["attention_mask"].bool()])
     save_file({**tensors, names[0]: value, names[1]: value + 1}, file)
     with pytest.raises(ValueError, match="are the same weight of the model") as error:
         Encoder.from_pretrained(tmp_path)

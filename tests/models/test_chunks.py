@@ -40,11 +40,13 @@ FAMILIES = {
     "distilbert": dict(type_vocab_size=0),
     "electra": {},
 }
-every_aggregation = pytest.mark.parametrize("kind", AGGREGATIONS)
+every_aggregation = pytest.mark.parametrize("aggregation", AGGREGATIONS)
 
 
-def long_texts(kind, **changes):
-    return LongTexts(**{**dict(max_length=9, chunks=kind, stride=2, max_chunks=8), **changes})
+def long_texts(aggregation, **changes):
+    return LongTexts(
+        **{**dict(max_length=9, chunks=aggregation, stride=2, max_chunks=8), **changes}
+    )
 
 
 def disturb(module):
@@ -55,10 +57,10 @@ def disturb(module):
     return module
 
 
-def classifier(kind, family="bert"):
+def classifier(aggregation, family="bert"):
     torch.manual_seed(0)
     config = WIDE.replace(family=family, **FAMILIES[family])
-    model = SequenceClassifier(config, num_labels=3, long_texts=long_texts(kind))
+    model = SequenceClassifier(config, num_labels=3, long_texts=long_texts(aggregation))
     return disturb(model).eval()
 
 
@@ -74,15 +76,15 @@ def packed(chunks, tokens_at_once=16_384):
     return batch, pack_documents([[len(ids) for ids in each] for each in chunks], tokens_at_once)
 
 
-def aggregate_by_loop(kind, module, vectors, counts):
+def aggregate_by_loop(aggregation, module, vectors, counts):
     """Each document by itself in plain torch; the transformer with torch.nn's modules."""
     results = []
     for v in vectors.split(counts):
-        if kind == "mean":
+        if aggregation == "mean":
             results.append(v.mean(0))
-        elif kind == "max":
+        elif aggregation == "max":
             results.append(v.max(0).values)
-        elif kind == "attention":
+        elif aggregation == "attention":
             keys = torch.tanh(v @ module.key.weight.T + module.key.bias)
             keys, parts = (x.view(len(v), 2, 16).unbind(1) for x in (keys, v))
             heads = zip(keys, parts, module.query, strict=True)
@@ -118,9 +120,9 @@ def torch_layer(block, x):
 
 
 @every_aggregation
-def test_aggregation_is_a_loop_over_documents(kind):
+def test_aggregation_is_a_loop_over_documents(aggregation):
     """Outputs and every gradient against the loop in float64; the budget comes from the loop in float32."""
-    module = chunk_aggregator(kind, WIDE, 8)
+    module = chunk_aggregator(aggregation, WIDE, 8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     lengths = 16 * LENGTHS  # enough sums for the errors of both sides to be alike
@@ -134,10 +136,10 @@ def test_aggregation_is_a_loop_over_documents(kind):
         y.backward(dy.to(dtype))
         return {"y": y, "vectors": x.grad} | {n: p.grad for n, p in own.named_parameters()}
 
-    loop = lambda own, x: aggregate_by_loop(kind, own, x, counts)
+    loop = lambda own, x: aggregate_by_loop(aggregation, own, x, counts)
     ours = run(lambda own, x: own(x, described), torch.float32)
     plain, truth = run(loop, torch.float32), run(loop, torch.float64)
-    assert len(ours) == {"mean": 2, "max": 2, "attention": 5, "transformer": 29}[kind]
+    assert len(ours) == {"mean": 2, "max": 2, "attention": 5, "transformer": 29}[aggregation]
     for name, value in ours.items():
         assert_within_budget(value, plain[name], truth[name], name)
 
@@ -160,8 +162,8 @@ def test_logits_are_the_heads_of_the_mean_of_what_it_takes(family):
 
 
 @every_aggregation
-def test_the_loss_is_a_mean_over_documents(kind):
-    model, (batch, described) = classifier(kind), packed(documents())
+def test_the_loss_is_a_mean_over_documents(aggregation):
+    model, (batch, described) = classifier(aggregation), packed(documents())
     labels = torch.tensor([0, 2, 1, 1])
     output = model(batch, labels, described)
     alone = [model(*args[:1], documents=args[1]).logits for args in map(packed, zip(documents()))]
@@ -170,8 +172,8 @@ def test_the_loss_is_a_mean_over_documents(kind):
 
 
 @every_aggregation
-def test_order_of_documents_does_not_matter(kind):
-    model, chunks, order = classifier(kind), documents(), [2, 0, 3, 1]
+def test_order_of_documents_does_not_matter(aggregation):
+    model, chunks, order = classifier(aggregation), documents(), [2, 0, 3, 1]
     batch, described = packed(chunks)
     first = model(batch, documents=described).logits
     batch, described = packed([chunks[index] for index in order])
@@ -181,19 +183,19 @@ def test_order_of_documents_does_not_matter(kind):
 
 def test_order_of_chunks_matters_to_the_transformer_alone():
     chunks = documents([[9, 9, 9]])
-    for kind in AGGREGATIONS:
-        model = classifier(kind)
+    for aggregation in AGGREGATIONS:
+        model = classifier(aggregation)
         results = []
         for order in ([0, 1, 2], [2, 0, 1]):
             batch, described = packed([[chunks[0][index] for index in order]])
             results.append(model(batch, documents=described).logits)
-        assert torch.allclose(*results, atol=1e-5) == (kind != "transformer")
+        assert torch.allclose(*results, atol=1e-5) == (aggregation != "transformer")
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
 @every_aggregation
-def test_inference_in_groups_gives_the_same_in_bounded_memory(kind, family):
-    model, chunks = classifier(kind, family), documents([*LENGTHS, [9] * 6])
+def test_inference_in_groups_gives_the_same_in_bounded_memory(aggregation, family):
+    model, chunks = classifier(aggregation, family), documents([*LENGTHS, [9] * 6])
     seen = []
     model.encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0].total_tokens))
     batch, described = packed(chunks)
@@ -210,10 +212,10 @@ def test_inference_in_groups_gives_the_same_in_bounded_memory(kind, family):
     assert seen == [batch.total_tokens], "training packs all chunks into one batch"
 
 
-@pytest.mark.parametrize("kind,training", [("attention", False), ("transformer", True)])
-def test_compiles_without_breaks(kind, training):
+@pytest.mark.parametrize("aggregation,training", [("attention", False), ("transformer", True)])
+def test_compiles_without_breaks(aggregation, training):
     torch.compiler.reset()
-    model = classifier(kind).train(training)
+    model = classifier(aggregation).train(training)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in (LENGTHS, [[9, 3], [5] * 4]):
         batch, described = packed(documents(lengths), 20)
@@ -223,9 +225,9 @@ def test_compiles_without_breaks(kind, training):
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mean", "max", "attention"])
-def test_a_document_of_one_chunk_is_a_text(kind):
-    model, chunks = classifier(kind), documents([[9], [4], [7]])
+@pytest.mark.parametrize("aggregation", ["mean", "max", "attention"])
+def test_a_document_of_one_chunk_is_a_text(aggregation):
+    model, chunks = classifier(aggregation), documents([[9], [4], [7]])
     plain = SequenceClassifier(model.config, num_labels=3).eval()
     plain.load_state_dict(model.state_dict(), strict=False)
     batch, described = packed(chunks)
@@ -235,13 +237,13 @@ def test_a_document_of_one_chunk_is_a_text(kind):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
 @every_aggregation
-def test_saved_and_loaded(kind, family, tmp_path):
+def test_saved_and_loaded(aggregation, family, tmp_path):
     import transformers
 
-    model = classifier(kind, family)
+    model = classifier(aggregation, family)
     model.save_pretrained(tmp_path)
     loaded = SequenceClassifier.from_pretrained(tmp_path)
-    assert loaded.long_texts == model.long_texts == long_texts(kind)
+    assert loaded.long_texts == model.long_texts == long_texts(aggregation)
     assert_bitwise_equal(dict(loaded.state_dict()), dict(model.state_dict()))
     batch, described = packed(documents())
     assert torch.equal(
@@ -251,8 +253,8 @@ def test_saved_and_loaded(kind, family, tmp_path):
         tmp_path, output_loading_info=True
     )
     assert not report["missing_keys"]
-    assert bool(report["unexpected_keys"]) == (kind in ("attention", "transformer"))
-    if kind != "transformer":
+    assert bool(report["unexpected_keys"]) == (aggregation in ("attention", "transformer"))
+    if aggregation != "transformer":
         batch = pack_sequences([documents()[1][0]])
         torch.testing.assert_close(
             theirs(batch.input_ids[None]).logits, model(batch).logits, rtol=1e-4, atol=1e-5
@@ -270,9 +272,9 @@ def test_a_new_task_begins_without_the_old_chunks(tmp_path):
     assert SequenceClassifier.from_pretrained(tmp_path).aggregator is None
 
 
-@pytest.mark.parametrize("kind", ["mean", "attention", "transformer"])
-def test_beside_an_adaptation_the_aggregation_is_saved_with_the_head(kind, tmp_path):
-    SequenceClassifier(WIDE, num_labels=3, long_texts=long_texts(kind)).save_pretrained(
+@pytest.mark.parametrize("aggregation", ["mean", "attention", "transformer"])
+def test_beside_an_adaptation_the_aggregation_is_saved_with_the_head(aggregation, tmp_path):
+    SequenceClassifier(WIDE, num_labels=3, long_texts=long_texts(aggregation)).save_pretrained(
         tmp_path / "base"
     )
     model = SequenceClassifier.from_pretrained(tmp_path / "base")
@@ -342,8 +344,8 @@ def reviews(count):
 
 
 @every_aggregation
-def test_training_resumes_to_the_same_weights(kind, tmp_path):
-    task = SequenceClassification(max_length=9, chunks=kind, stride=2)
+def test_training_resumes_to_the_same_weights(aggregation, tmp_path):
+    task = SequenceClassification(max_length=9, chunks=aggregation, stride=2)
     SequenceClassifier(WIDE.replace(hidden_dropout_p=0.1)).save_pretrained(tmp_path / "start")
     word_tokenizer().save(str(tmp_path / "start" / "tokenizer.json"))
 
@@ -374,5 +376,5 @@ def test_training_resumes_to_the_same_weights(kind, tmp_path):
     trainer(tmp_path / "half", epochs=1).train(resume=True)
     assert_bitwise_equal(weights(tmp_path / "whole"), weights(tmp_path / "half"))
     with pytest.raises(ValueError, match="written with"):
-        task = SequenceClassification(max_length=9, chunks=kind, stride=3)
+        task = SequenceClassification(max_length=9, chunks=aggregation, stride=3)
         trainer(tmp_path / "half", epochs=1).train(resume=True)

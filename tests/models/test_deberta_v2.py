@@ -74,8 +74,8 @@ def test_pretrained_models_predict_in_transformers_as_here(objective, folder, pr
     ids = [ours.own_tokenizer().encode(text).ids for text in TEXTS]
     assert [i for row in ids for i in row] == batch["input_ids"][real].tolist()
     with torch.no_grad():
-        found, expected = ours(pack_sequences(ids)).logits, theirs(**batch).logits[real]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        logits, expected = ours(pack_sequences(ids)).logits, theirs(**batch).logits[real]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 def test_classes_are_transformers(folder, pretrained):
@@ -84,8 +84,8 @@ def test_classes_are_transformers(folder, pretrained):
     with torch.no_grad():
         expected = theirs(**batch).logits.softmax(1)
     for row, probabilities in zip(fastenc.predictor(model).predict(TEXTS), expected, strict=True):
-        found = [row[f"p({name})"] for name in ("a", "b")]
-        assert found == pytest.approx(probabilities.tolist(), abs=1e-5)
+        predicted = [row[f"p({name})"] for name in ("a", "b")]
+        assert predicted == pytest.approx(probabilities.tolist(), abs=1e-5)
 
 
 def test_tags_are_transformers(folder, pretrained):
@@ -108,8 +108,8 @@ def test_vectors_are_transformers(folder, pretrained):
     mask = batch["attention_mask"][..., None]
     with torch.no_grad():
         expected = (theirs(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
-    found = Encoder.from_pretrained(model).encode(TEXTS, normalize=False)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    vectors = Encoder.from_pretrained(model).encode(TEXTS, normalize=False)
+    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
 
 
 def test_answers_are_part_of_their_texts(folder, pretrained):

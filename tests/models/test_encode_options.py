@@ -62,9 +62,9 @@ def test_precisions_are_sentence_transformers(folder, precision):
     for given in (None, ranges):
         stacked = None if given is None else torch.stack(given).numpy()
         expected = quantize_embeddings(x.numpy(), precision, ranges=stacked)
-        found = quantize_vectors(x, precision, given).numpy()
-        assert found.dtype == expected.dtype
-        numpy.testing.assert_array_equal(found, expected)
+        quantized = quantize_vectors(x, precision, given).numpy()
+        assert quantized.dtype == expected.dtype
+        numpy.testing.assert_array_equal(quantized, expected)
     encoder = Encoder.from_pretrained(folder)
     plain = encoder.encode(TEXTS, truncate_dim=20)
     assert torch.equal(

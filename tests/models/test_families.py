@@ -36,9 +36,10 @@ from tests.helpers.families import (
     in_float64,
     model,
     padded_batch,
+    skip_without_autocast,
 )
 
-KINDS = {
+MODEL_CLASSES = {
     "Model": Encoder,
     "ForMaskedLM": MaskedLM,
     "ForSequenceClassification": SequenceClassifier,
@@ -47,10 +48,10 @@ KINDS = {
 }
 EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_MODEL = pytest.mark.parametrize(
-    ("family", "kind"),
+    ("family", "task"),
     [
         *((family, "Model") for family in ENCODERS),
-        *((family, kind) for family in FAMILIES for kind in [*KINDS][1:4]),
+        *((family, task) for family in FAMILIES for task in [*MODEL_CLASSES][1:4]),
         *((family, "ForQuestionAnswering") for family in ANSWERERS),
     ],
 )
@@ -65,9 +66,9 @@ class Example:
     For question answering all texts have one length, because transformers' softmax includes padding.
     """
 
-    def __init__(self, family, kind):
-        self.kind = kind
-        lengths = (12, 12, 12) if kind == "ForQuestionAnswering" else (5, 17, 1, 30)
+    def __init__(self, family, task):
+        self.task = task
+        lengths = (12, 12, 12) if task == "ForQuestionAnswering" else (5, 17, 1, 30)
         self.padded = padded_batch(family, lengths)
         self.mask = self.padded["attention_mask"].bool()
         self.packed = packed(self.padded)
@@ -77,18 +78,18 @@ class Example:
         self.sequences = torch.randint(2, (rows,), generator=draw)
         self.places = torch.randint(length, (rows, 2), generator=draw)
         chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask
-        high = 97 if kind == "ForMaskedLM" else 2
+        high = 97 if task == "ForMaskedLM" else 2
         self.tokens = torch.randint(high, (rows, length), generator=draw).where(chosen, -100)
 
     def theirs(self, model):
         """(outputs of real tokens or of sequences, loss) of a transformers model."""
-        if self.kind == "Model":
+        if self.task == "Model":
             hidden = model(**self.padded).last_hidden_state[self.mask]
             return hidden, (hidden * self.weight.to(hidden)).sum()
-        if self.kind == "ForSequenceClassification":
+        if self.task == "ForSequenceClassification":
             output = model(**self.padded, labels=self.sequences)
             return output.logits, output.loss
-        if self.kind == "ForQuestionAnswering":
+        if self.task == "ForQuestionAnswering":
             starts, ends = self.places.T
             output = model(**self.padded, start_positions=starts, end_positions=ends)
             return torch.stack([output.start_logits, output.end_logits], -1)[self.mask], output.loss
@@ -96,13 +97,13 @@ class Example:
         return output.logits[self.mask], output.loss
 
     def ours(self, model):
-        if self.kind == "Model":
+        if self.task == "Model":
             hidden = model(self.packed).last_hidden_state
             return hidden, (hidden * self.weight.to(hidden)).sum()
         labels = {
             "ForSequenceClassification": self.sequences,
             "ForQuestionAnswering": self.places,
-        }.get(self.kind, self.tokens[self.mask])
+        }.get(self.task, self.tokens[self.mask])
         output = model(self.packed, labels)
         logits = model(self.packed).logits if output.logits is None else output.logits
         return logits, output.loss
@@ -113,18 +114,18 @@ def gradients(model):
     if not isinstance(model, PretrainedModel):
         named = model.named_parameters(remove_duplicate=False)
         return {name: p.grad for name, p in named if p.grad is not None}
-    own, found = dict(model.named_parameters()), {}
+    own, grads = dict(model.named_parameters()), {}
     for name, several in model.family_names(with_prefix=not isinstance(model, Encoder)).items():
         if own[name].grad is not None:
-            found |= zip(several, own[name].grad.chunk(len(several)), strict=True)
-    return found
+            grads |= zip(several, own[name].grad.chunk(len(several)), strict=True)
+    return grads
 
 
 def several_names(model):
-    found = {}
+    names = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(parameter, []).append(name)
-    return found
+        names.setdefault(parameter, []).append(name)
+    return names
 
 
 def in_dtype(model, dtype):
@@ -134,16 +135,16 @@ def in_dtype(model, dtype):
     return model
 
 
-def within(found, plain, exact, scale, what):
-    """The error, as a norm, is at most twice transformers' own plus half a rounding step.
+def within(ours, plain, exact, scale, what, dtype):
+    """The error, as a norm, is at most twice transformers' own plus half a rounding step of ``dtype``, the models'.
 
     In float32 it is four times, because there the models differ only in the order of a sum's terms. ``scale``: the size
     of a sum's terms.
     """
     error = lambda x: float((x.double() - exact).norm())
-    step = torch.finfo(plain.dtype).eps / 2 * max(float(exact.norm()), scale)
-    factor = 4 if plain.dtype == torch.float32 else 2
-    assert error(found) <= factor * (error(plain) + step), what
+    step = torch.finfo(dtype).eps / 2 * max(float(exact.norm()), scale)
+    factor = 4 if dtype == torch.float32 else 2
+    assert error(ours) <= factor * (error(plain) + step), what
 
 
 def dropouts(family):
@@ -157,17 +158,17 @@ def dropouts(family):
 @EVERY_MODEL
 @EVERY_DTYPE
 @needs_cpp
-def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
+def test_logits_loss_and_every_gradient(family, task, dtype, tmp_path):
     """Of a loaded model, and of a patched model."""
-    theirs, example = in_dtype(model(family, kind), dtype), Example(family, kind)
-    loaded = KINDS[kind].from_pretrained(save(theirs, tmp_path), dtype=dtype)
+    theirs, example = in_dtype(model(family, task), dtype), Example(family, task)
+    loaded = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path), dtype=dtype)
     patched, exact = fastenc.patch(copy.deepcopy(theirs)), in_float64(theirs)
     plain, wanted = example.theirs(theirs), example.theirs(exact)
     for loss in (plain[1], wanted[1]):
         loss.backward()
     plain_gradients, exact_gradients = gradients(theirs), gradients(exact)
     # For the bare encoder, the loss is a sum over all outputs.
-    terms = float(wanted[0].detach().abs().sum()) if kind == "Model" else 0.0
+    terms = float(wanted[0].detach().abs().sum()) if task == "Model" else 0.0
     # Some gradients are sums that cancel. For example, a key's bias cannot change a softmax.
     largest = max(float(gradient.norm()) for gradient in exact_gradients.values())
     floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
@@ -175,31 +176,31 @@ def test_logits_loss_and_every_gradient(family, kind, dtype, tmp_path):
         (loaded, example.ours(loaded)),
         (patched, example.theirs(patched)),
     ):
-        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs")
-        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss")
+        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs", dtype)
+        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss", dtype)
         loss.backward()
-        found = gradients(ours)
-        for name, gradient in found.items():
-            within(gradient, plain_gradients[name], exact_gradients[name], floor, name)
+        grads = gradients(ours)
+        for name, gradient in grads.items():
+            within(gradient, plain_gradients[name], exact_gradients[name], floor, name, dtype)
         for parameter, names in several_names(exact).items():
             read = parameter.grad is not None and parameter.grad.any()
-            assert not read or any(name in found for name in names), names
+            assert not read or any(name in grads for name in names), names
 
 
 @EVERY_MODEL
-def test_files_both_ways_bit_for_bit(family, kind, tmp_path):
-    theirs = model(family, kind)
-    ours = KINDS[kind].from_pretrained(save(theirs, tmp_path / "theirs"))
+def test_files_both_ways_bit_for_bit(family, task, tmp_path):
+    theirs = model(family, task)
+    ours = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path / "theirs"))
     ours.save_pretrained(tmp_path / "ours")
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert written["architectures"] == [type(theirs).__name__]
-    wanted, found = theirs.state_dict(), again.state_dict()
-    assert wanted.keys() == found.keys()
+    wanted, restored = theirs.state_dict(), again.state_dict()
+    assert wanted.keys() == restored.keys()
     for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
-    back = KINDS[kind].from_pretrained(save(again, tmp_path / "again")).state_dict()
+        assert torch.equal(restored[name], value), name
+    back = MODEL_CLASSES[task].from_pretrained(save(again, tmp_path / "again")).state_dict()
     for name, value in ours.state_dict().items():
         assert torch.equal(back[name], value), name
 
@@ -219,14 +220,14 @@ def test_each_dropout_is_transformers(family, tmp_path):
         patched = fastenc.patch(copy.deepcopy(theirs))
         with torch.no_grad():
             wanted = theirs(input_ids=rows).last_hidden_state
-            found = {
+            hidden = {
                 "loaded": loaded(batch).last_hidden_state.view(600, 6, 32),
                 "patched": patched(input_ids=rows).last_hidden_state,
             }
             off = loaded.eval()(batch).last_hidden_state.view(600, 6, 32)
         assert wanted.std(0).mean() > 0.01, f"{name} changes nothing"
         assert off.std(0).max() < 1e-5
-        for which, values in found.items():
+        for which, values in hidden.items():
             a, b = values.std(0), wanted.std(0)
             ratio = float((a / b).log().mean())
             assert abs(ratio) < 0.03, f"{name}, {which}: {ratio:.3f}"
@@ -237,15 +238,16 @@ def test_each_dropout_is_transformers(family, tmp_path):
 @EVERY_ENCODER
 @needs_cpp
 def test_autocast(family, tmp_path):
+    skip_without_autocast(family)
     theirs, example = model(family), Example(family, "Model")
     loaded = Encoder.from_pretrained(save(theirs, tmp_path))
     patched = fastenc.patch(copy.deepcopy(theirs))
     wanted = example.theirs(copy.deepcopy(theirs).double())[0].detach()
     with torch.autocast("cpu", torch.bfloat16):
         plain = example.theirs(theirs)[0]
-        found = example.ours(loaded), example.theirs(patched)
+        results = example.ours(loaded), example.theirs(patched)
     error = lambda x: float((x.detach().double() - wanted).norm())
-    for output, loss in found:
+    for output, loss in results:
         assert error(output) <= 2 * (error(plain) + 2**-9 * float(wanted.norm()))
         loss.backward()
     for m in (loaded, patched):
@@ -278,9 +280,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(family, tmp_path, monke
     """With dropout: the recomputed forward draws the same masks as the first."""
     ours = Encoder.from_pretrained(save(model(family), tmp_path)).train()
     recomputed = []
-    counted = lambda *call, **options: (
+    counted = lambda *arguments, **options: (
         recomputed.append(1),
-        checkpoint.checkpoint(*call, **options),
+        checkpoint.checkpoint(*arguments, **options),
     )[1]
     monkeypatch.setattr("fastenc.nn.stack.checkpoint", counted)
     example, results = Example(family, "Model"), []
@@ -363,6 +365,9 @@ SWITCHES = [
     ("distilbert", dict(activation="relu", sinusoidal_pos_embds=True)),
     ("electra", dict(embedding_size=32, hidden_act="gelu_new")),
     ("mpnet", dict(hidden_act="relu", layer_norm_eps=1e-5)),
+    ("deberta", dict(max_relative_positions=8, pos_att_type=["p2c", "p2p"], embedding_size=16)),
+    ("deberta", dict(pos_att_type=["c2p"], legacy=False, type_vocab_size=2)),
+    ("deberta", dict(relative_attention=False, position_biased_input=True, hidden_act="relu")),
     ("deberta-v2", dict(share_att_key=False, max_relative_positions=20)),
     ("deberta-v2", dict(share_att_key=False, pos_att_type="c2p", norm_rel_ebd="none")),
     ("deberta-v2", dict(pos_att_type=["p2c"], position_buckets=-1)),
@@ -372,6 +377,7 @@ SWITCHES = [
     ("deberta-v2", dict(legacy=False, conv_kernel_size=3, conv_act="gelu", conv_groups=2)),
     ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
     ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
+    ("big_bird", dict(use_bias=False, rescale_embeddings=True, hidden_act="gelu")),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
     # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),
@@ -398,15 +404,15 @@ SWITCHES = [
 @pytest.mark.parametrize(("family", "changes"), SWITCHES, ids=str)
 @needs_cpp
 def test_switches(family, changes, tmp_path):
-    kinds = ["Model"] if BY_NAME[family].no_heads else [*KINDS][:3]
-    for kind in kinds:
-        theirs, example = model(family, kind, **changes), Example(family, kind)
-        ours = KINDS[kind].from_pretrained(save(theirs, tmp_path / kind))
+    tasks = ["Model"] if BY_NAME[family].no_heads else [*MODEL_CLASSES][:3]
+    for task in tasks:
+        theirs, example = model(family, task, **changes), Example(family, task)
+        ours = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path / task))
         patched = fastenc.patch(copy.deepcopy(theirs))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            wanted, found = example.theirs(theirs), (example.ours(ours), example.theirs(patched))
-        for outputs, loss in found:
+            wanted, results = example.theirs(theirs), (example.ours(ours), example.theirs(patched))
+        for outputs, loss in results:
             torch.testing.assert_close(outputs, wanted[0], rtol=1e-5, atol=2e-5)
             torch.testing.assert_close(loss, wanted[1], rtol=1e-4, atol=1e-4)
 
@@ -417,13 +423,13 @@ def test_sparse_prediction():
     theirs = model("modernbert", "ForMaskedLM", sparse_prediction=True)
     example = Example("modernbert", "ForMaskedLM")
     patched = fastenc.patch(copy.deepcopy(theirs))
-    call = {**example.padded, "labels": example.tokens}
+    arguments = {**example.padded, "labels": example.tokens}
     with torch.no_grad():
         with pytest.warns(UserWarning, match="returns the logits of labelled tokens only"):
-            found = patched(**call)
-        wanted = theirs(**call)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.loss, wanted.loss, rtol=0, atol=1e-5)
+            output = patched(**arguments)
+        wanted = theirs(**arguments)
+    torch.testing.assert_close(output.logits, wanted.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.loss, wanted.loss, rtol=0, atol=1e-5)
 
 
 AGREEING = {"dense_act_fn": "gelu_pytorch_tanh", "is_gated_act": True}
@@ -447,9 +453,9 @@ def test_t5s_feed_forward_layer_is_described_twice(family, changes, wrong, tmp_p
     folder = save(theirs, tmp_path)
     if wrong is None:
         with torch.no_grad():
-            found = Encoder.from_pretrained(folder)(packed(batch)).last_hidden_state
+            hidden = Encoder.from_pretrained(folder)(packed(batch)).last_hidden_state
             expected = theirs(**batch).last_hidden_state
-        close(found, expected[batch["attention_mask"].bool()])
+        close(hidden, expected[batch["attention_mask"].bool()])
         return
     for load in (Encoder.from_pretrained, lambda folder: fastenc.patch(theirs)):
         with pytest.raises(ValueError, match=rf"{wrong} must agree with feed_forward_proj"):

@@ -82,7 +82,7 @@ def remote_tensors(family, tensors):
     """The tensors of a transformers checkpoint, with the remote code's names."""
     path, names = ("layers", NOMIC_NAMES) if family == "nomic_bert" else ("layer", GTE_NAMES)
     qkv = "attn.Wqkv" if family == "nomic_bert" else "attention.qkv_proj"
-    found = {}
+    stored = {}
     for key, value in tensors.items():
         key = key.replace(f"{family}.", "bert." if family == "nomic_bert" else "new.", 1)
         key = re.sub(r"layers\.(\d+)\.", rf"encoder.{path}.\1.", key)
@@ -92,14 +92,14 @@ def remote_tensors(family, tensors):
             key = key.replace("embeddings.LayerNorm", "emb_ln")
         else:
             key = key.replace("lm_head.layer_norm", "lm_head.norm")
-        found[key] = value
-    for key in [key for key in found if ".self_attn.q_proj." in key]:
-        parts = [found.pop(key.replace("q_proj", f"{x}_proj")) for x in "qkv"]
-        found[key.replace("self_attn.q_proj", qkv)] = torch.cat(parts)
-    for key in [key for key in found if ".mlp.up_proj." in key]:
-        halves = found.pop(key), found.pop(key.replace("up_proj", "gate_proj"))
-        found[key.replace("up_proj", "up_gate_proj")] = torch.cat(halves)
-    return found
+        stored[key] = value
+    for key in [key for key in stored if ".self_attn.q_proj." in key]:
+        parts = [stored.pop(key.replace("q_proj", f"{x}_proj")) for x in "qkv"]
+        stored[key.replace("self_attn.q_proj", qkv)] = torch.cat(parts)
+    for key in [key for key in stored if ".mlp.up_proj." in key]:
+        halves = stored.pop(key), stored.pop(key.replace("up_proj", "gate_proj"))
+        stored[key.replace("up_proj", "up_gate_proj")] = torch.cat(halves)
+    return stored
 
 
 def remote_folder(family, theirs, folder, **changes):
@@ -129,24 +129,24 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("task", MODELS)
 @pytest.mark.parametrize("family", ["nomic_bert", "gte"])
-def test_a_folder_of_the_remote_code(family, kind, tmp_path):
-    theirs = model(family, kind)
+def test_a_folder_of_the_remote_code(family, task, tmp_path):
+    theirs = model(family, task)
     if family == "gte":
         theirs = with_ntk(theirs)
-    ours = MODELS[kind].from_pretrained(remote_folder(family, theirs, tmp_path / "hub"))
+    ours = MODELS[task].from_pretrained(remote_folder(family, theirs, tmp_path / "hub"))
     batch = padded_batch(family)
     mask = batch["attention_mask"].bool()
 
     def agree(theirs):
         with torch.no_grad():
-            found, expected = ours(packed(batch)), theirs(**batch)
-        if kind == "Model":
-            close(found.last_hidden_state, expected.last_hidden_state[mask])
+            output, expected = ours(packed(batch)), theirs(**batch)
+        if task == "Model":
+            close(output.last_hidden_state, expected.last_hidden_state[mask])
         else:
             logits = expected.logits
-            close(found.logits, logits[mask] if kind == "ForMaskedLM" else logits)
+            close(output.logits, logits[mask] if task == "ForMaskedLM" else logits)
 
     agree(theirs)
     # The saved file has transformers' names, and the same angles.

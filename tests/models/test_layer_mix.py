@@ -33,8 +33,8 @@ SPANS = dict(  # in the first sequence, which has five tokens
 )
 
 
-def mixed_model(kind, folder, **options):
-    ours = kind.from_pretrained(folder, layer_mix=True, **options)
+def mixed_model(model_class, folder, **options):
+    ours = model_class.from_pretrained(folder, layer_mix=True, **options)
     mix = ours.encoder.mix
     with torch.no_grad():
         mix.scalars.copy_(scalars(len(mix.scalars)))
@@ -63,7 +63,7 @@ def check(ours, logits, expected, s, gamma):
 
 
 @pytest.mark.parametrize(
-    "kind, task, head",
+    "model_class, task, head",
     [
         (TokenClassifier, "TokenClassification", lambda m, x: m.classifier(x)),
         (QuestionAnswerer, "QuestionAnswering", lambda m, x: m.qa_outputs(x)),
@@ -74,13 +74,13 @@ def check(ours, logits, expected, s, gamma):
         ),
     ],
 )
-def test_heads_read_the_mix(kind, task, head, tmp_path):
+def test_heads_read_the_mix(model_class, task, head, tmp_path):
     theirs = model("bert", f"For{task}")
-    ours = mixed_model(kind, save(theirs, tmp_path))
+    ours = mixed_model(model_class, save(theirs, tmp_path))
     batch = padded_batch("bert")
     mixed, s, gamma = plain_mix(theirs(**batch, output_hidden_states=True).hidden_states)
     expected = head(theirs, mixed)
-    if kind is not SequenceClassifier:
+    if model_class is not SequenceClassifier:
         expected = expected[batch["attention_mask"].bool()]
     check(ours, ours(packed(batch)).logits, expected, s, gamma)
 
@@ -118,12 +118,12 @@ def test_under_autocast_and_in_bfloat16(family, tmp_path):
     batch = packed(padded_batch(family))
     exact = ours(batch).logits
     with torch.autocast("cpu", torch.bfloat16):
-        found = ours(batch).logits
-    assert (found - exact).norm() < 0.05 * exact.norm()
-    found.float().sum().backward()
+        logits = ours(batch).logits
+    assert (logits - exact).norm() < 0.05 * exact.norm()
+    logits.float().sum().backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in ours.encoder.mix.parameters())
-    found = ours.bfloat16()(batch).logits
-    assert found.dtype == torch.bfloat16 and (found - exact).norm() < 0.1 * exact.norm()
+    logits = ours.bfloat16()(batch).logits
+    assert logits.dtype == torch.bfloat16 and (logits - exact).norm() < 0.1 * exact.norm()
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
@@ -140,8 +140,8 @@ def test_the_mix_is_saved_with_the_model(family, tmp_path):
     expected = ours.encoder(batch).last_hidden_state
     assert torch.equal(bare(batch).last_hidden_state, expected)
     bare.save_pretrained(tmp_path / "encoder")
-    found = Encoder.from_pretrained(tmp_path / "encoder")(batch).last_hidden_state
-    assert torch.equal(found, expected)
+    hidden = Encoder.from_pretrained(tmp_path / "encoder")(batch).last_hidden_state
+    assert torch.equal(hidden, expected)
     without = Encoder.from_pretrained(tmp_path / "encoder", layer_mix=False)
     close(
         without(batch).last_hidden_state, Encoder.from_pretrained(folder)(batch).last_hidden_state

@@ -136,9 +136,11 @@ def test_electra():
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("kind", AGGREGATIONS)
-def test_documents_in_chunks(kind, training):
-    m = on_meta(SequenceClassifier, num_labels=3, long_texts={"chunks": kind}).train(training)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_documents_in_chunks(aggregation, training):
+    m = on_meta(SequenceClassifier, num_labels=3, long_texts={"chunks": aggregation}).train(
+        training
+    )
     batch, documents = a_batch(), pack_documents([[3], [1, 4]], 4).to(META)
     with torch.set_grad_enabled(training):
         output = m(batch, torch.zeros(2, dtype=torch.long, device=META), documents)
@@ -169,12 +171,14 @@ def test_a_step_that_is_recorded(monkeypatch):
         assert step(*micro_batches).loss.device == META
 
 
-@pytest.mark.parametrize("kind", ["ranking", "cosent", "cosine"])
-def test_sentence_embeddings(kind):
-    losses = {} if kind == "ranking" else {"similarity_loss": kind}
+@pytest.mark.parametrize("loss_name", ["ranking", "cosent", "cosine"])
+def test_sentence_embeddings(loss_name):
+    losses = {} if loss_name == "ranking" else {"similarity_loss": loss_name}
     m = on_meta(SentenceEmbedder, symmetric=True, **losses).train()
     batch = pack_sequences([[1, 2, 3], [4], [5, 6, 7, 8], [9]]).to(META)
-    scores = torch.zeros(2, dtype=torch.long if kind == "ranking" else torch.float32, device=META)
+    scores = torch.zeros(
+        2, dtype=torch.long if loss_name == "ranking" else torch.float32, device=META
+    )
     ids = torch.zeros((2, 2), dtype=torch.long, device=META)
     m(batch, scores, ids).loss.backward()
     assert all(p.grad is not None for p in m.parameters())

@@ -36,9 +36,9 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def train(m, call) -> Counter[str]:
+def train(m, forward) -> Counter[str]:
     with Calls() as calls, torch.autocast("cpu", torch.bfloat16):
-        call(m.train()).last_hidden_state.float().square().sum().backward()
+        forward(m.train()).last_hidden_state.float().square().sum().backward()
     return calls.of
 
 
@@ -67,18 +67,18 @@ def test_masks_are_drawn_and_weights_cast_together(subject):
 @needs_cpp
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_casts_made_together_change_no_bit(subject, monkeypatch):
-    found = []
+    grads = []
     for together in (True, False):
         torch.manual_seed(3)
-        m, call = SUBJECTS[subject]()
+        m, forward = SUBJECTS[subject]()
         if not together:
             none = lambda x, layers: None
             monkeypatch.setattr("fastenc.nn.stack.cast_weights", none)
-        train(m, call)
-        found.append({name: p.grad for name, p in m.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 20
-    for name, grad in found[0].items():
-        assert torch.equal(grad, found[1][name]), name
+        train(m, forward)
+        grads.append({name: p.grad for name, p in m.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys() and len(grads[0]) > 20
+    for name, grad in grads[0].items():
+        assert torch.equal(grad, grads[1][name]), name
 
 
 def test_when_weights_are_not_cast_together():
@@ -111,19 +111,19 @@ def test_recomputed_layers_get_the_masks_of_their_forward():
 @needs_cpp
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_recomputed_layers_cast_their_weights_again(subject):
-    found = []
+    grads = []
     for recomputed in (False, True):
         torch.manual_seed(3)
-        m, call = SUBJECTS[subject]()
+        m, forward = SUBJECTS[subject]()
         if recomputed and subject == "patched":
             m.gradient_checkpointing_enable()
         elif recomputed:
             m.gradient_checkpointing = True
-        train(m, call)
-        found.append({name: p.grad for name, p in m.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 20
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, rtol=1e-5, atol=1e-6)
+        train(m, forward)
+        grads.append({name: p.grad for name, p in m.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys() and len(grads[0]) > 20
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, rtol=1e-5, atol=1e-6)
 
 
 def test_every_mask_of_a_forward_is_another():
@@ -140,7 +140,9 @@ def test_every_mask_of_a_forward_is_another():
 def test_a_layer_draws_the_masks_that_it_is_given():
     layer = Layer(KINDS["bert"], (5, 3))
     (dropout,) = with_rng_states([LayerDropout(0.2, 0.2, 0.0, 0.2)], torch.device("cpu"))
-    once = lambda: gradients(layer.results(run_fused_sublayers(layer.call(dropout))), layer.values)
+    once = lambda: gradients(
+        layer.results(run_fused_sublayers(layer.layer_call(dropout))), layer.values
+    )
     first, second = once(), once()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -149,15 +151,15 @@ def test_a_layer_draws_the_masks_that_it_is_given():
 def test_a_mask_by_a_given_state(impl):
     state, x = torch.tensor([3, 4]), torch.randn(5, 32)
     qkv, cu_seqlens, longest = packed((5, 3), 2, 16)
-    for call in (
+    for dropped in (
         lambda s: layer_norm(x, dropout_p=0.5, rng_state=s, impl=impl),
         lambda s: attention(qkv, cu_seqlens, longest, dropout_p=0.5, rng_state=s, impl=impl),
     ):
-        assert torch.equal(call(state), call(state))
-        assert not torch.equal(call(state), call(torch.tensor([3, 5])))
+        assert torch.equal(dropped(state), dropped(state))
+        assert not torch.equal(dropped(state), dropped(torch.tensor([3, 5])))
         for wrong in (torch.tensor([3]), torch.tensor([3, 4], dtype=torch.int32)):
             with pytest.raises(ValueError, match=r"rng_state must be int64 of shape \(2,\)"):
-                call(wrong)
+                dropped(wrong)
 
 
 def test_bounds_are_those_of_the_sequences(triton_target):

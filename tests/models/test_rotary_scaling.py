@@ -19,7 +19,7 @@ from tests.helpers.families import config, model, padded_batch
 
 THETA = 1000.0
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
-KINDS = {
+SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "yarn": YARN,
     "yarn, given amplitude": YARN | {"attention_factor": 0.7, "beta_fast": 8.0, "beta_slow": 2.0},
@@ -27,7 +27,7 @@ KINDS = {
     "yarn, no length": {"rope_type": "yarn", "factor": 2.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
 }
-EVERY_KIND = pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+EVERY_SCALING = pytest.mark.parametrize("given", SCALINGS.values(), ids=SCALINGS)
 ROTARY = pytest.mark.parametrize("family", ["nomic_bert", "gte", "modernbert"])
 
 
@@ -39,7 +39,7 @@ def scaled(family, given):
     return model(family, rope_parameters=given)
 
 
-@EVERY_KIND
+@EVERY_SCALING
 def test_frequencies_are_transformers(given):
     theirs = model("nomic_bert", rope_parameters={"rope_theta": THETA, **given}).rotary_emb
     spec = read_rotary(given, 16, THETA, 40)
@@ -78,22 +78,22 @@ def test_modernberts_ramp_is_rounded_as_transformers_rounds_it(tmp_path):
 
 
 @ROTARY
-@EVERY_KIND
+@EVERY_SCALING
 def test_values_agree_with_transformers(family, given, tmp_path):
     theirs, batch = scaled(family, given), padded_batch(family)
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        found, plain = ours(packed(batch)).last_hidden_state, theirs(**batch).last_hidden_state
+        hidden, plain = ours(packed(batch)).last_hidden_state, theirs(**batch).last_hidden_state
         wanted = copy.deepcopy(theirs).double()(**batch).last_hidden_state[mask]
-    assert (found - wanted).abs().max() <= 4 * (plain[mask] - wanted).abs().max() + 1e-6
+    assert (hidden - wanted).abs().max() <= 4 * (plain[mask] - wanted).abs().max() + 1e-6
 
 
 @ROTARY
 @needs_cpp
 def test_gradients_agree_with_transformers(family):
     """With YaRN, whose rotation also scales."""
-    theirs = scaled(family, KINDS["yarn, given amplitude"])
+    theirs = scaled(family, SCALINGS["yarn, given amplitude"])
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     weight = torch.linspace(-1, 1, 32) * batch["attention_mask"][..., None]
     with warnings.catch_warnings():
@@ -110,7 +110,7 @@ def test_gradients_agree_with_transformers(family):
 def test_angles_that_depend_on_the_batch(family, tmp_path):
     """Dynamic NTK: transformers scales by the longest text of this call and of earlier calls. Texts within the model's
     positions have unscaled angles."""
-    theirs = scaled(family, KINDS["dynamic"])
+    theirs = scaled(family, SCALINGS["dynamic"])
     ours = Encoder.from_pretrained(save(theirs, tmp_path))
     with pytest.raises(
         ValueError, match=r"at most 40 tokens, the model's positions, got 41: cut it"
@@ -120,17 +120,17 @@ def test_angles_that_depend_on_the_batch(family, tmp_path):
     long, short = padded_batch(family, (41, 3)), padded_batch(family)
     with torch.no_grad():
         with pytest.warns(UserWarning, match="angles of more than 40 tokens depend on the batch"):
-            found = patched(**long).last_hidden_state
-        assert torch.equal(found, theirs(**long).last_hidden_state)
+            hidden = patched(**long).last_hidden_state
+        assert torch.equal(hidden, theirs(**long).last_hidden_state)
         mask = short["attention_mask"].bool()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*of rotary_emb was changed")
-            found = patched(**short).last_hidden_state
-        close(found[mask], theirs(**short).last_hidden_state[mask])
+            hidden = patched(**short).last_hidden_state
+        close(hidden[mask], theirs(**short).last_hidden_state[mask])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             again = patched(**short).last_hidden_state
-        close(again[mask], found[mask])
+        close(again[mask], hidden[mask])
         assert not again[~mask].any()
 
 
@@ -172,5 +172,5 @@ def test_an_older_files_scaling(family, tmp_path):
     theirs = type(model(family)).from_pretrained(folder).eval()
     batch = padded_batch(family)
     with torch.no_grad():
-        found = Encoder.from_pretrained(folder)(packed(batch)).last_hidden_state
-        close(found, theirs(**batch).last_hidden_state[batch["attention_mask"].bool()])
+        hidden = Encoder.from_pretrained(folder)(packed(batch)).last_hidden_state
+        close(hidden, theirs(**batch).last_hidden_state[batch["attention_mask"].bool()])

@@ -38,7 +38,10 @@ def test_outputs_and_gradients_agree_with_transformers(family, tmp_path):
     for name, several in ours.family_names(with_prefix=True).items():
         grad = ours.get_parameter(name).grad
         expected_grads = [theirs_by_name[n].grad for n in several]
-        if grad is None and expected_grads == [None] * len(several):  # no token is global
+        if (
+            grad is None
+        ):  # BigBird's pooler, which the head does not read; Longformer's weights of global tokens
+            assert expected_grads == [None] * len(several)
             continue
         for a, b in zip(grad.chunk(len(several)), expected_grads, strict=True):
             assert (a - b).norm() / torch.maximum(b.norm(), floor) < 1e-4, name

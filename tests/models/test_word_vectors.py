@@ -19,7 +19,12 @@ SENTENCES = [
     ["a", "cat", "sees", "the", "incomprehensible", "unbelievable", "river"],
     ["rivers", "and", "dogs", "and", "cats"],
 ]
-KINDS = {"bert": "wordpiece", "distilbert": "wordpiece", "electra": "wordpiece", "roberta": "bpe"}
+ALGORITHMS = {
+    "bert": "wordpiece",
+    "distilbert": "wordpiece",
+    "electra": "wordpiece",
+    "roberta": "bpe",
+}
 POOL = {
     "first": lambda rows: rows[0],
     "last": lambda rows: rows[-1],
@@ -36,9 +41,9 @@ COMBINE = {
 def encoder_of(family, folder):
     """(our encoder, transformers'), four layers deep, with a tokenizer that splits words into pieces."""
     layers = {"n_layers": 4} if family == "distilbert" else {"num_hidden_layers": 4}
-    kind = KINDS.get(family, "unigram")
+    algorithm = ALGORITHMS.get(family, "unigram")
     texts = ["the dog sees a cat", "rivers sleep", "un believ able in com prehens ible"]
-    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=300 if kind == "bpe" else 60)
+    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=300 if algorithm == "bpe" else 60)
     theirs = model(
         family, **layers, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64
     )
@@ -75,27 +80,27 @@ def ours_prefixed(tokenizer):
 @pytest.mark.parametrize("combine", COMBINE)
 def test_every_combination_is_the_sum_written_out(tmp_path, combine, subwords):
     ours, theirs = encoder_of("bert", tmp_path)
-    found = ours.embed_words(
+    word_vectors = ours.embed_words(
         SENTENCES, combine=combine, subwords=subwords, layers=(-4, 2, -1), batch_size=2
     )
     parts = [
         expected(ours, theirs, words, (1, 2, 4), COMBINE[combine], subwords) for words in SENTENCES
     ]
     whole = torch.cat([part for part in parts if part is not None])
-    torch.testing.assert_close(found.vectors, whole, rtol=1e-4, atol=1e-5)
-    assert found.offsets.tolist() == [0, 4, 5, 5, 12, 17]
-    torch.testing.assert_close(found[3], parts[3], rtol=1e-4, atol=1e-5)
-    assert len(found) == 5 and found[2].shape == (0, whole.shape[1])
+    torch.testing.assert_close(word_vectors.vectors, whole, rtol=1e-4, atol=1e-5)
+    assert word_vectors.offsets.tolist() == [0, 4, 5, 5, 12, 17]
+    torch.testing.assert_close(word_vectors[3], parts[3], rtol=1e-4, atol=1e-5)
+    assert len(word_vectors) == 5 and word_vectors[2].shape == (0, whole.shape[1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_by_the_default_options(tmp_path, family):
     ours, theirs = encoder_of(family, tmp_path)
-    found = ours.embed_words(SENTENCES)
+    word_vectors = ours.embed_words(SENTENCES)
     layers = [layer % (ours.config.num_layers + 1) for layer in LAYERS]
     parts = [expected(ours, theirs, words, layers, COMBINE["mean"], "mean") for words in SENTENCES]
     whole = torch.cat([part for part in parts if part is not None])
-    torch.testing.assert_close(found.vectors, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(word_vectors.vectors, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_a_scalar_mix_weighs_the_layers(tmp_path):
@@ -105,10 +110,10 @@ def test_a_scalar_mix_weighs_the_layers(tmp_path):
         mix.scalars.copy_(torch.randn(5))
         mix.gamma.fill_(1.5)
     weights = 1.5 * torch.softmax(mix.scalars.detach(), 0)
-    found = ours.embed_words(SENTENCES[:1], layers=range(5), combine=mix, subwords="first")
+    word_vectors = ours.embed_words(SENTENCES[:1], layers=range(5), combine=mix, subwords="first")
     combine = lambda states: sum(w * state for w, state in zip(weights, states, strict=True))
     whole = expected(ours, theirs, SENTENCES[0], range(5), combine, "first")
-    torch.testing.assert_close(found.vectors, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(word_vectors.vectors, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_strings_are_split_at_white_space_and_words_without_tokens_are_unknown(tmp_path):
@@ -125,24 +130,24 @@ def test_a_long_sentence_is_read_in_windows(tmp_path):
     ours, theirs = encoder_of("bert", tmp_path)
     words = ["dog" if index % 3 else "unbelievable" for index in range(90)]
     words[30] = "incomprehensible" * 6  # longer than the model's positions
-    found = ours.embed_words([words], layers=(-1,), subwords="first")
-    assert found.vectors.shape == (90, 32) and found.vectors.isfinite().all()
+    word_vectors = ours.embed_words([words], layers=(-1,), subwords="first")
+    assert word_vectors.vectors.shape == (90, 32) and word_vectors.vectors.isfinite().all()
     # The first words are in the first window only.
     ids = ours.tokenizer.encode(words, is_pretokenized=True).ids[: ours.positions - 1]
     window = torch.tensor([[*ids, ours.tokenizer.token_to_id("[SEP]")]])
     with torch.no_grad():
         state = theirs(window).last_hidden_state[0]
-    torch.testing.assert_close(found.vectors[0], state[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(word_vectors.vectors[0], state[1], rtol=1e-4, atol=1e-5)
 
 
 def test_streams_to_a_file_what_it_returns(tmp_path, monkeypatch):
     monkeypatch.setattr("fastenc.models.embedding.word_vectors.CHUNK", 2)
     ours, _ = encoder_of("bert", tmp_path)
     whole = ours.embed_words(SENTENCES)
-    found = ours.embed_words(iter(SENTENCES), out=tmp_path / "vectors.npy")
-    torch.testing.assert_close(found.vectors, whole.vectors, rtol=1e-5, atol=1e-6)
+    word_vectors = ours.embed_words(iter(SENTENCES), out=tmp_path / "vectors.npy")
+    torch.testing.assert_close(word_vectors.vectors, whole.vectors, rtol=1e-5, atol=1e-6)
     on_disk = np.load(tmp_path / "vectors.npy")
-    assert on_disk.dtype == np.float32 and np.array_equal(on_disk, found.vectors.numpy())
+    assert on_disk.dtype == np.float32 and np.array_equal(on_disk, word_vectors.vectors.numpy())
     empty = ours.embed_words([[]], out=tmp_path / "empty.npy")
     assert empty.vectors.shape == np.load(tmp_path / "empty.npy").shape == (0, 32)
 

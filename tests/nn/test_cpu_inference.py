@@ -12,10 +12,10 @@ from fastenc.ops import gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
-from tests.helpers.layers import KINDS, Layer, kind, widened
+from tests.helpers.layers import KINDS, Layer, layer_variant, widened
 
 pytestmark = needs_cpp
-EVERY_KIND = pytest.mark.parametrize("name", KINDS)
+EVERY_VARIANT = pytest.mark.parametrize("name", KINDS)
 MANY = (20,) * 20
 
 
@@ -42,7 +42,7 @@ def check(layer, **options):
         assert_within_budget(ours, theirs, exact)
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 @pytest.mark.parametrize("frozen", [False, True], ids=["packed in the call", "packed before"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [MANY, (130, 7, 250)], ids=["many", "long"])
@@ -51,7 +51,7 @@ def test_every_kind(name, frozen, dtype, lengths, emulated):
     check(layer, prepared=Prepared(packed=pack(layer.weights()) if frozen else None))
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 @pytest.mark.parametrize("form", ["plain", "frozen", "emulated"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [(1,), (3, 0, 20)], ids=str)
@@ -75,7 +75,7 @@ def test_few_rows_by_every_instruction_set(dtype, instruction_set, threads):
     "lengths", [EDGE_LENGTHS, (1,), (0,), (130, 7, 250), (3,) * 150, (0, 90, 0, 0, 40, 1, 0)]
 )
 def test_widths_and_lengths(lengths, activation, inner, gated, instruction_set, threads):
-    check(Layer(kind(activation, inner=inner, gated=gated), lengths))
+    check(Layer(layer_variant(activation, inner=inner, gated=gated), lengths))
 
 
 def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
@@ -89,7 +89,7 @@ def test_rows_do_not_depend_on_those_beside_them(monkeypatch):
     assert torch.equal(whole[7:137], alone)
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 def test_agrees_with_single_ops(name):
     layer = Layer(KINDS[name], MANY, grad=False)
     for ours, theirs in zip(layer.run(run_cpu_inference), layer.run(run_single_ops), strict=True):
@@ -98,7 +98,7 @@ def test_agrees_with_single_ops(name):
 
 def reason(layer):
     with torch.no_grad():
-        return unsupported_reason(layer.call())
+        return unsupported_reason(layer.layer_call())
 
 
 def test_unsupported_layers_have_a_reason(monkeypatch):
@@ -107,8 +107,8 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     layer = Layer(KINDS["bert"], MANY)
     assert reason(layer) is None
-    assert unsupported_reason(layer.call()) == "gradients are on"
-    assert "multiples of 16" in reason(Layer(kind(inner=40), MANY))
+    assert unsupported_reason(layer.layer_call()) == "gradients are on"
+    assert "multiples of 16" in reason(Layer(layer_variant(inner=40), MANY))
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None

@@ -20,7 +20,7 @@ from tests.helpers.layers import KINDS, Layer, exact_gradients, gradients, widen
 from tests.helpers.products import widening_products_on_cpu
 
 pytestmark = needs_cpp
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+EVERY_VARIANT = pytest.mark.parametrize("variant", KINDS)
 DROPOUT = LayerDropout(0.1, 0.1, 0.0, 0.1)
 
 
@@ -41,10 +41,10 @@ def assert_equal_within_rounding(ours, theirs, dtype=torch.float32, whole=None):
         torch.testing.assert_close(a, b, rtol=steps, atol=steps * max(floor, scale))
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_values_and_every_gradient_keep_the_budget(kind, dtype):
-    layer = Layer(KINDS[kind], dtype=dtype)
+def test_values_and_every_gradient_keep_the_budget(variant, dtype):
+    layer = Layer(KINDS[variant], dtype=dtype)
     wide = widened(layer.values)
     results = layer.run(run_fused_sublayers)
     assert type(results[0].grad_fn).__name__ == "_FeedForwardBackward"
@@ -59,19 +59,19 @@ def test_values_and_every_gradient_keep_the_budget(kind, dtype):
         assert_within_budget(ours[name], theirs[name], exact[name], f"d{name}", scale=scale)
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 @pytest.mark.parametrize("p", [0.0, 0.2], ids=["", "dropout"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "autocast"])
 @pytest.mark.parametrize("lengths", [EDGE_LENGTHS, (0, 0)], ids=["edges", "empty"])
-def test_gradients_are_those_of_single_ops(kind, p, precision, lengths):
+def test_gradients_are_those_of_single_ops(variant, p, precision, lengths):
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    layer = Layer(KINDS[kind], lengths, dtype)
-    found = []
+    layer = Layer(KINDS[variant], lengths, dtype)
+    runs = []
     for way in (run_fused_sublayers, run_single_ops):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
             results = layer.run(way, LayerDropout(p, p, p / 2, p))
-        found.append((results, gradients(results, layer.values)))
-    (results, ours), (single, theirs) = found
+        runs.append((results, gradients(results, layer.values)))
+    (results, ours), (single, theirs) = runs
     computed = torch.float32 if precision == "fp32" else torch.bfloat16
     for a, b in zip(results, single, strict=True):
         assert_equal_within_rounding({"y": a.detach()}, {"y": b.detach()}, computed)
@@ -86,10 +86,10 @@ SUBSETS["biases"] = {name for name in NAMES if name.endswith("_bias")}
 SUBSETS["feed-forward"] = {name for name in NAMES if name.startswith(("up", "down", "out_norm"))}
 
 
-@pytest.mark.parametrize("kind", ["bert", "mbart"])
+@pytest.mark.parametrize("variant", ["bert", "mbart"])
 @pytest.mark.parametrize("trained", SUBSETS.values(), ids=SUBSETS)
-def test_any_subset_of_weights_may_be_frozen(kind, trained):
-    layer = Layer(KINDS[kind], (5, 0, 33))
+def test_any_subset_of_weights_may_be_frozen(variant, trained):
+    layer = Layer(KINDS[variant], (5, 0, 33))
     # The residual sum does not depend on the last norm, so only y is used.
     once = lambda way: gradients(layer.run(way, DROPOUT)[:1], layer.values)
     whole = once(run_fused_sublayers)
@@ -138,9 +138,9 @@ def test_double_backward_is_an_error():
         dx.sum().backward()
 
 
-@EVERY_KIND
-def test_a_second_backward_over_a_kept_graph_gives_the_same_gradients(kind):
-    layer = Layer(KINDS[kind], (4, 3))
+@EVERY_VARIANT
+def test_a_second_backward_over_a_kept_graph_gives_the_same_gradients(variant):
+    layer = Layer(KINDS[variant], (4, 3))
     results = layer.run(run_fused_sublayers, DROPOUT)
     loss = sum(y.sum() for y in results)
     once = lambda: torch.autograd.grad(loss, tuple(layer.values.values()), retain_graph=True)
@@ -148,9 +148,9 @@ def test_a_second_backward_over_a_kept_graph_gives_the_same_gradients(kind):
         assert torch.equal(a, b)
 
 
-@EVERY_KIND
-def test_backward_inside_autocast_keeps_the_forwards_precision(kind):
-    layer = Layer(KINDS[kind], (4, 3))
+@EVERY_VARIANT
+def test_backward_inside_autocast_keeps_the_forwards_precision(variant):
+    layer = Layer(KINDS[variant], (4, 3))
     outside = gradients(layer.run(run_fused_sublayers), layer.values)
     results = layer.run(run_fused_sublayers)
     with torch.autocast("cpu", torch.bfloat16):
@@ -158,9 +158,9 @@ def test_backward_inside_autocast_keeps_the_forwards_precision(kind):
     assert all(torch.equal(inside[name], outside[name]) for name in layer.values)
 
 
-@EVERY_KIND
-def test_checkpointing_and_parameter_hooks(kind):
-    layer = Layer(KINDS[kind], (5, 20))
+@EVERY_VARIANT
+def test_checkpointing_and_parameter_hooks(variant):
+    layer = Layer(KINDS[variant], (5, 20))
     plain = gradients(layer.run(run_fused_sublayers, DROPOUT), layer.values)
     again = partial(checkpoint, run_fused_sublayers, use_reentrant=False)
     recomputed = gradients(layer.run(again, DROPOUT), layer.values)
@@ -189,7 +189,7 @@ def test_compiled_it_is_made_of_single_ops():
 
 
 def reason(layer):
-    return fused_sublayers.unsupported_reason(layer.call())
+    return fused_sublayers.unsupported_reason(layer.layer_call())
 
 
 def test_layers_that_the_kernels_do_not_cover_say_why():

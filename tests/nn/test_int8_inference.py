@@ -9,13 +9,13 @@ from fastenc.nn.ways import int8_inference
 from fastenc.nn.ways.int8_inference import pack, run_int8_inference, unsupported_reason
 from fastenc.ops import int8_products, library
 from fastenc.reference.int8_linear import int8_linear
-from tests.helpers.layers import KINDS, Layer, kind
+from tests.helpers.layers import KINDS, Layer, layer_variant
 
 pytestmark = pytest.mark.skipif(
     not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
 TAKEN = [name for name in KINDS if not KINDS[name].spec.attention.position_terms]
-EVERY_KIND = pytest.mark.parametrize("name", TAKEN)
+EVERY_VARIANT = pytest.mark.parametrize("name", TAKEN)
 MANY, LONG, FEW = (20,) * 20, (130, 7, 250), (3, 0, 20)
 
 
@@ -29,8 +29,8 @@ def run(layer):
         return layer.run(run_int8_inference, prepared=prepared(layer))
 
 
-def relative_error(found, expected):
-    return float((found - expected).norm() / expected.norm())
+def relative_error(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
@@ -56,7 +56,7 @@ def check(layer, allowed, monkeypatch):
         assert relative_error(ours, floats) < 0.025
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 @pytest.mark.parametrize("lengths", [MANY, LONG, FEW], ids=["many", "long", "few"])
 def test_every_kind(name, lengths, attention, monkeypatch):
     check(Layer(KINDS[name], lengths), attention, monkeypatch)
@@ -67,7 +67,7 @@ def test_every_kind(name, lengths, attention, monkeypatch):
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_inner_widths(inner, gated, monkeypatch):
     monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: False)
-    what = kind("silu" if gated else "gelu", inner=inner, gated=gated)
+    what = layer_variant("silu" if gated else "gelu", inner=inner, gated=gated)
     for lengths in (MANY, FEW):
         check(Layer(what, lengths), 0.002, monkeypatch)
 
@@ -75,12 +75,12 @@ def test_inner_widths(inner, gated, monkeypatch):
 def sequences(layer, order):
     """The layer over these of its sequences."""
     parts = layer.values["x"].split(list(layer.lengths))
-    part = Layer(layer.kind, [layer.lengths[i] for i in order])
+    part = Layer(layer.variant, [layer.lengths[i] for i in order])
     part.values = layer.values | {"x": torch.cat([parts[i] for i in order])}
     return part
 
 
-@EVERY_KIND
+@EVERY_VARIANT
 def test_a_sequence_does_not_depend_on_batch_order_and_threads(name, attention):
     lengths = (20,) * 30 + (7, 150, 1, 64)
     layer = Layer(KINDS[name], lengths, grad=False)
@@ -102,26 +102,26 @@ def test_nan_stays_in_its_sequence():
     (whole,) = run(layer)
     layer.values["x"] = layer.values["x"].clone()
     layer.values["x"][45, 3] = torch.nan
-    (found,) = run(layer)
-    assert found[45].isnan().all()
-    assert torch.equal(found[:40], whole[:40]) and torch.equal(found[60:], whole[60:])
+    (y,) = run(layer)
+    assert y[45].isnan().all()
+    assert torch.equal(y[:40], whole[:40]) and torch.equal(y[60:], whole[60:])
 
 
 def reason(layer, **rest):
     with torch.no_grad():
-        return unsupported_reason(layer.call(prepared=prepared(layer), **rest))
+        return unsupported_reason(layer.layer_call(prepared=prepared(layer), **rest))
 
 
 def test_what_it_cannot_take_it_says(monkeypatch):
     layer = Layer(KINDS["bert"], MANY)
     assert reason(layer) is None
-    assert unsupported_reason(layer.call()) == "its weights are not frozen in int8"
-    assert unsupported_reason(layer.call(prepared=prepared(layer))) == "gradients are on"
+    assert unsupported_reason(layer.layer_call()) == "its weights are not frozen in int8"
+    assert unsupported_reason(layer.layer_call(prepared=prepared(layer))) == "gradients are on"
     with torch.autocast("cpu", torch.bfloat16):
         assert reason(layer) == "autocast is on"
     of_weights = lambda layer: int8_inference.weights_reason(layer.weights(), layer.spec)
     assert of_weights(layer) is None
-    assert "multiples of 16" in of_weights(Layer(kind(inner=40), MANY))
+    assert "multiples of 16" in of_weights(Layer(layer_variant(inner=40), MANY))
     assert "does not compute position_terms" in of_weights(Layer(KINDS["deberta"], MANY))
     assert "float32" in of_weights(Layer(KINDS["bert"], MANY, torch.bfloat16))
     monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)

@@ -36,7 +36,7 @@ class InventedLayer(LayerSpec):
     convolution: int = 0
 
 
-CALL = Layer(KINDS["bert"]).call()
+CALL = Layer(KINDS["bert"]).layer_call()
 SPEC = CALL.spec
 
 
@@ -46,24 +46,26 @@ def values_of(description):
     }
 
 
-def described(part, kind, **value):
+def described(part, spec_class, **value):
     """The layer call in which this part of the description (None: the whole) is of another class, with one more
     field."""
     if part is None:
-        return CALL._replace(spec=kind(**values_of(SPEC), **value))
-    changed = kind(**values_of(getattr(SPEC, part)), **value)
+        return CALL._replace(spec=spec_class(**values_of(SPEC), **value))
+    changed = spec_class(**values_of(getattr(SPEC, part)), **value)
     return CALL._replace(spec=replace(SPEC, **{part: changed}))
 
 
 def extended(field, name, value):
     """The layer call in which a NamedTuple has one more field, with the default None."""
     values = getattr(CALL, field)
-    kind = type(values)
+    tuple_class = type(values)
     methods = {
-        each: vars(kind)[each] for each in ("tensors", "probabilities") if each in vars(kind)
+        each: vars(tuple_class)[each]
+        for each in ("tensors", "probabilities")
+        if each in vars(tuple_class)
     }
-    base = namedtuple(kind.__name__, (*kind._fields, name), defaults=(None,))
-    return CALL._replace(**{field: type(kind.__name__, (base,), methods)(*values, value)})
+    base = namedtuple(tuple_class.__name__, (*tuple_class._fields, name), defaults=(None,))
+    return CALL._replace(**{field: type(tuple_class.__name__, (base,), methods)(*values, value)})
 
 
 ONE = torch.ones(1)
@@ -88,24 +90,24 @@ for part, value in (("out_norm", {"norm_type": "power"}), ("feed_forward", {"act
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", INVENTED)
 def test_every_way_refuses_a_feature_that_it_does_not_name(name, grad):
-    call, _ = INVENTED[name]
+    layer_call, _ = INVENTED[name]
     with torch.set_grad_enabled(grad):
         for way in WAYS:
-            reason = way.unsupported_reason(call)
-            assert reason == way.reason(call) or reason == f"it does not compute {name}"
+            reason = way.unsupported_reason(layer_call)
+            assert reason == way.reason(layer_call) or reason == f"it does not compute {name}"
             assert reason is not None
         with pytest.raises(ValueError, match=f"it does not compute {name}"):
-            run_layer(call)
+            run_layer(layer_call)
 
 
 @pytest.mark.parametrize("name", INVENTED)
 def test_a_field_that_is_not_used_is_no_feature(name):
-    _, call = INVENTED[name]
-    assert torch.equal(run_layer(call).x, run_layer(CALL).x)
+    _, layer_call = INVENTED[name]
+    assert torch.equal(run_layer(layer_call).x, run_layer(CALL).x)
 
 
 @pytest.mark.parametrize("name", ["sinks", "memory_tokens"])
 def test_compiled_layers_refuse_it_too(name):
-    compiled = torch.compile(lambda call: run_layer(call).x, backend="eager")
+    compiled = torch.compile(lambda layer_call: run_layer(layer_call).x, backend="eager")
     with torch.no_grad(), pytest.raises(Exception, match=f"it does not compute {name}"):
         compiled(INVENTED[name][0])

@@ -129,8 +129,10 @@ def test_samples_follow_the_distribution(max_bytes, count):
     logits = F.linear(hidden, weight, bias)
     assert torch.equal(tokens, reference.sample(logits.expand(count, -1), draws))
     shares = torch.softmax(logits[0], 0)
-    found = torch.bincount(tokens, minlength=11) / count
-    assert ((found - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt() + 1 / count).all()
+    frequencies = torch.bincount(tokens, minlength=11) / count
+    assert (
+        (frequencies - shares).abs() < 4 * (shares * (1 - shares) / count).sqrt() + 1 / count
+    ).all()
 
 
 def test_samples_at_the_ends_of_the_distribution():

@@ -97,17 +97,17 @@ def test_inputs_are_not_changed():
     assert data == sequences(2) and bool((counts == 1).all())
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_whole_words_are_selected_together(kind):
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_whole_words_are_selected_together(algorithm):
     texts = ["internationalisation of unbelievable extraordinariness"] * 30 + ["a bc def"] * 5
-    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=300 if kind == "bpe" else 45)
+    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=300 if algorithm == "bpe" else 45)
     encoding = tokenizer.encode(" ".join(["unbelievable", "international", "of"] * 400))
     labels = MlmCollator(tokenizer, whole_word=True)([encoding.ids], 0)["labels"]
     assert len(encoding.ids) > 2000, "the words must have several tokens each"
-    starts = ("##",) if kind == "wordpiece" else ("Ġ", "▁")
+    starts = ("##",) if algorithm == "wordpiece" else ("Ġ", "▁")
     groups, own = [], []
     for token, label in zip(encoding.tokens, (labels != -100).tolist(), strict=True):
-        begins = token.startswith(starts) != (kind == "wordpiece")
+        begins = token.startswith(starts) != (algorithm == "wordpiece")
         if begins and own:
             groups.append(own)
             own = []

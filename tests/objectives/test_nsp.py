@@ -53,13 +53,13 @@ def test_half_of_the_pairs_are_wrong_in_the_way_defined(negatives):
         assert ids[0] == SPECIAL.cls and ids[-1] == ids[len(first) + 1] == SPECIAL.sep
         assert types.tolist() == [0] * (len(first) + 2) + [1] * (len(ids) - len(first) - 2)
         assert ids[1 : len(first) + 1].tolist() == first
-        found = ids[len(first) + 2 : -1].tolist()
+        read = ids[len(first) + 2 : -1].tolist()
         if label and negatives == "random":
-            sources = [d for s, d in seconds.items() if list(s[: len(found)]) == found]
+            sources = [d for s, d in seconds.items() if list(s[: len(read)]) == read]
             assert any(d != {pair.document} for d in sources), "not from another document"
-            assert len(found) == len(second)
+            assert len(read) == len(second)
         else:
-            assert found == second
+            assert read == second
     assert not (result["labels"][result["batch"].input_ids == SPECIAL.cls] != -100).any()
 
 
@@ -81,14 +81,16 @@ def check_lengths_tell_nothing(pairs):
         lengths["pair"].append(own)
         lengths["second"].append(torch.stack([each.sum() for each in types]))
         lengths["label"].append(result["pair_labels"])
-    found = {name: torch.cat(parts) for name, parts in lengths.items()}
-    chance = 0.5 + 4 * math.sqrt(0.25 / len(found["label"]))
+    columns = {name: torch.cat(parts) for name, parts in lengths.items()}
+    chance = 0.5 + 4 * math.sqrt(0.25 / len(columns["label"]))
     for name in ("pair", "second"):
-        assert best_threshold(found[name], found["label"]) < chance, f"the {name}'s length tells"
+        assert best_threshold(columns[name], columns["label"]) < chance, (
+            f"the {name}'s length tells"
+        )
         # Any function of the length: on one half, note the more frequent label of each length; on the other half,
         # predict it.
-        (early, late), (known, asked) = found[name].chunk(2), found["label"].chunk(2)
-        votes = torch.zeros(int(found[name].max()) + 1).index_add(0, early, known - 0.5)
+        (early, late), (known, asked) = columns[name].chunk(2), columns["label"].chunk(2)
+        votes = torch.zeros(int(columns[name].max()) + 1).index_add(0, early, known - 0.5)
         told = ((votes[late] > 0) == asked.bool()).double().mean().item()
         assert told < 0.5 + 4 * math.sqrt(0.25 / len(asked)), f"the {name}'s length tells"
 
@@ -157,15 +159,16 @@ def test_pairs_depend_on_seed_and_step_alone():
         assert not torch.equal(first["pair_labels"], other["pair_labels"])
 
 
-@pytest.mark.parametrize("family", ["bert", "albert"])
+@pytest.mark.parametrize("family", ["bert", "big_bird", "albert"])
 def test_outputs_and_loss_are_transformers(family, tmp_path):
     """ALBERT's head predicts the order of sentences. In both heads label 0 is the right pair."""
     theirs = model(family, "ForPreTraining")
-    label, head, logits, pooler = (
-        ("next_sentence_label", "cls.seq_relationship", "seq_relationship_logits", "pooler.dense")
-        if family == "bert"
-        else ("sentence_order_label", "sop_classifier.classifier", "sop_logits", "pooler")
+    label, head, logits = (
+        ("sentence_order_label", "sop_classifier.classifier", "sop_logits")
+        if family == "albert"
+        else ("next_sentence_label", "cls.seq_relationship", "seq_relationship_logits")
     )
+    pooler = "pooler.dense" if family == "bert" else "pooler"
     theirs.save_pretrained(tmp_path / "theirs")
     ours = PairMaskedLM.from_pretrained(tmp_path / "theirs")
     batch = padded_batch(family)
@@ -217,6 +220,6 @@ def test_bad_input_is_named():
         PairCollator(masks, PAIRS, "shuffled")
     config = EncoderConfig(family="roberta", vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
     with pytest.raises(
-        ValueError, match=r"only BERT and ALBERT checkpoints .* got family 'roberta'"
+        ValueError, match=r"only BERT, BigBird and ALBERT checkpoints .* got family 'roberta'"
     ):
         PairMaskedLM(config)

@@ -80,8 +80,8 @@ def test_lengths_are_geometric():
     weights = [0.2 * 0.8**i for i in range(10)]
     for words_in, weight in enumerate(weights, start=1):
         share = weight / sum(weights)
-        found = lengths[words_in] / total
-        assert abs(found - share) < 4 * math.sqrt(share * (1 - share) / total)
+        frequency = lengths[words_in] / total
+        assert abs(frequency - share) < 4 * math.sqrt(share * (1 - share) / total)
     assert set(lengths) <= set(range(1, 11))
 
 
@@ -92,13 +92,13 @@ def test_a_span_has_one_fate():
     fates = Counter()
     spans = runs(result["labels"])
     for start, end in spans:
-        found, before = ids[start:end], original[start:end]
-        if (found == SPECIAL.mask).all():
+        after, before = ids[start:end], original[start:end]
+        if (after == SPECIAL.mask).all():
             fates["mask"] += 1
-        elif torch.equal(found, before):
+        elif torch.equal(after, before):
             fates["kept"] += 1
         else:
-            assert (found != SPECIAL.mask).all()
+            assert (after != SPECIAL.mask).all()
             fates["random"] += 1
     for fate, share in (("mask", 0.8), ("random", 0.1), ("kept", 0.1)):
         bound = 4 * math.sqrt(share * (1 - share) / len(spans))

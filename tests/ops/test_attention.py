@@ -141,11 +141,18 @@ def test_long_sequences_keep_no_square_of_the_length():
 @needs_cpp
 def test_registration_passes_opcheck():
     qkv, cu_seqlens, rng_state = torch.randn(10, 3, 2, 16), offsets_of((4, 6)), torch.tensor([3, 4])
-    call = self_attention_call(cu_seqlens, 6, scale=0.25, dropout_p=0.1, rng_state=rng_state)
-    one_qkv = (*qkv.unbind(1), *call)
+    attention_call = self_attention_call(
+        cu_seqlens, 6, scale=0.25, dropout_p=0.1, rng_state=rng_state
+    )
+    one_qkv = (*qkv.unbind(1), *attention_call)
     torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, one_qkv)
     k, v = torch.randn(2, 7, 2, 16)
-    separate = (qkv[:, 0], k, v, *call._replace(cu_seqlens_k=offsets_of((0, 7)), max_seqlen_k=7))
+    separate = (
+        qkv[:, 0],
+        k,
+        v,
+        *attention_call._replace(cu_seqlens_k=offsets_of((0, 7)), max_seqlen_k=7),
+    )
     for arguments, one_tensor in ((one_qkv, True), (separate, False)):
         out, lse = torch.ops.fastenc.attention_fwd(*arguments)
         gradients = (torch.randn(10, 2, 16), torch.randn(2, 10))

@@ -299,7 +299,7 @@ def test_registration_passes_opcheck():
     inputs = inputs_of(case, 2, 16)
     (qkv,) = inputs.qkv
     rotary = torch.randn(6, 8)
-    call = (
+    arguments = (
         *qkv.detach().unbind(1),
         *self_attention_call(
             inputs.cu_seqlens[0],
@@ -313,11 +313,11 @@ def test_registration_passes_opcheck():
             window_right=case.window[1],
         ),
     )
-    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, call)
-    out, lse = torch.ops.fastenc.attention_fwd(*call)
+    torch.library.opcheck(torch.ops.fastenc.attention_fwd.default, arguments)
+    out, lse = torch.ops.fastenc.attention_fwd(*arguments)
     torch.library.opcheck(
         torch.ops.fastenc.attention_bwd.default,
-        (torch.randn(10, 2, 16), None, out, lse, *call, True, True, True),
+        (torch.randn(10, 2, 16), None, out, lse, *arguments, True, True, True),
     )
 
 

@@ -127,7 +127,7 @@ def test_modules():
 
 def test_bad_input_is_named():
     x = torch.ones(2, 8)
-    for call, message in (
+    for attempt, message in (
         (
             lambda: bias_glu(torch.ones(2, 7)),
             "last dimension of x must be even, because it has two halves, got 7",
@@ -139,4 +139,4 @@ def test_bad_input_is_named():
         (lambda: fnn.GEGLU("erf"), "approximate must be 'none' or 'tanh', got 'erf'"),
     ):
         with pytest.raises(ValueError, match=message):
-            call()
+            attempt()

@@ -32,12 +32,12 @@ def test_no_rows_no_columns_and_nan_in_its_column():
 
 @needs_cpp
 def test_result_does_not_depend_on_the_number_of_threads():
-    x, before, found = torch.randn(2000, 300), torch.get_num_threads(), []
+    x, before, sums = torch.randn(2000, 300), torch.get_num_threads(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        found.append(column_sum(x))
+        sums.append(column_sum(x))
     torch.set_num_threads(before)
-    assert torch.equal(*found)
+    assert torch.equal(*sums)
 
 
 @needs_cpp

@@ -144,13 +144,13 @@ def check_against_every_path(values, lengths, n, impl):
             total += s[every[:, 0]] + f[every[:, -1]] + t[every[:, :-1], every[:, 1:]].sum(1)
             total += sum(e[first + i, every[:, i]] for i in range(length))
         order = total.argsort(descending=True)[: int(total.isfinite().sum())][:n]
-        found = len(order)
-        assert torch.equal(tags[:found, first : first + length], every[order])
+        count = len(order)
+        assert torch.equal(tags[:count, first : first + length], every[order])
         torch.testing.assert_close(
-            scores[:found, index].double(), total[order], rtol=1e-6, atol=1e-5
+            scores[:count, index].double(), total[order], rtol=1e-6, atol=1e-5
         )
-        assert (tags[found:, first : first + length] == -1).all()
-        assert (scores[found:, index] == -float("inf")).all()
+        assert (tags[count:, first : first + length] == -1).all()
+        assert (scores[count:, index] == -float("inf")).all()
 
 
 @pytest.mark.parametrize("num_tags, n", [(1, 3), (2, 1), (3, 7), (17, 4)])
@@ -320,7 +320,7 @@ def test_gradients_are_closer_to_float64_than_pytorch_crfs(num_tags):
         return torch.autograd.grad(loss, [x, *module.parameters()])
 
     truth = gradients(exact, torch.float64)
-    error = lambda found: [(f - t).norm() / t.norm() for f, t in zip(found, truth, strict=True)]
+    error = lambda values: [(f - t).norm() / t.norm() for f, t in zip(values, truth, strict=True)]
     both = error(gradients(ours, torch.float32)), error(gradients(theirs, torch.float32))
     for name, one, other in zip(NAMES, *both, strict=True):
         assert one < other, f"d{name}: {one:.2g} of ours, {other:.2g} of pytorch-crf's"
@@ -405,8 +405,8 @@ def test_parameters_of_another_dtype_than_the_emissions():
 def test_marginals_of_no_tokens(impl):
     (emissions, start, end, transitions), *_ = inputs(5)
     no_tokens = torch.zeros(3, dtype=torch.int32)
-    found = crf_marginals(emissions[:0], no_tokens, start, end, transitions, impl=impl)
-    assert found.shape == (0, 5) and found.dtype == torch.float32
+    marginals = crf_marginals(emissions[:0], no_tokens, start, end, transitions, impl=impl)
+    assert marginals.shape == (0, 5) and marginals.dtype == torch.float32
 
 
 def test_transitions_in_double_precision_find_the_same_paths():

@@ -26,12 +26,12 @@ class StandIn:
 
     def arguments(self, op, given, named):
         names = [argument.name for argument in op._schema.arguments]
-        found = dict(zip(names, given, strict=False)) | named
-        assert found.keys() == set(names)
-        self.calls.append(found)
+        by_name = dict(zip(names, given, strict=False)) | named
+        assert by_name.keys() == set(names)
+        self.calls.append(by_name)
         for name in ("grad_out", "query", "key", "value", "out"):
-            assert name not in found or found[name].is_contiguous(), name
-        return found
+            assert name not in by_name or by_name[name].is_contiguous(), name
+        return by_name
 
     def forward(self, *given, **named):
         a = self.arguments(torch.ops.aten._cudnn_attention_forward.default, given, named)
@@ -50,12 +50,12 @@ class StandIn:
 
 @pytest.fixture
 def cudnn(monkeypatch):
-    found = StandIn()
-    monkeypatch.setattr(_cudnn_attention, "FORWARD", found.forward)
-    monkeypatch.setattr(_cudnn_attention, "BACKWARD", found.backward)
+    stand_in = StandIn()
+    monkeypatch.setattr(_cudnn_attention, "FORWARD", stand_in.forward)
+    monkeypatch.setattr(_cudnn_attention, "BACKWARD", stand_in.backward)
     monkeypatch.setattr(dispatch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    return found
+    return stand_in
 
 
 def test_values_and_gradients_are_the_references(cudnn):
@@ -68,15 +68,20 @@ def test_values_and_gradients_are_the_references(cudnn):
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
     forward, backward = cudnn.calls
-    for call in (forward, backward):
-        assert call["cum_seq_q"] is call["cum_seq_k"] is cu_seqlens
-        assert (call["max_q"], call["max_k"], call["dropout_p"], call["scale"]) == (
+    for arguments in (forward, backward):
+        assert arguments["cum_seq_q"] is arguments["cum_seq_k"] is cu_seqlens
+        assert (
+            arguments["max_q"],
+            arguments["max_k"],
+            arguments["dropout_p"],
+            arguments["scale"],
+        ) == (
             30,
             30,
             0.0,
             0.3,
         )
-        assert not call["is_causal"] and call["attn_bias"] is None
+        assert not arguments["is_causal"] and arguments["attn_bias"] is None
     assert forward["compute_log_sumexp"]
 
 

@@ -35,13 +35,13 @@ def hash_by_definition(key, column):
 @pytest.mark.parametrize("seed,offset,stream", [(0, 0, 0), (2**63 - 1, WORD - 1, 15), (-7, 4, 2)])
 def test_the_reference_is_its_definition(seed, offset, stream):
     rows = torch.tensor([0, 1, 2**31, WORD - 1])
-    found = hash_columns(
+    hashes = hash_columns(
         row_keys(torch.tensor([seed, offset]), stream, rows), torch.tensor([0, 1, 767, 2**20])
     )
     for i, row in enumerate(rows.tolist()):
         key = key_by_definition(seed % 2**64, offset, stream, row)
         expected = [hash_by_definition(key, column) for column in (0, 1, 767, 2**20)]
-        assert found[i].tolist() == expected
+        assert hashes[i].tolist() == expected
 
 
 @needs_cpp

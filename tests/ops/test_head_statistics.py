@@ -21,12 +21,12 @@ from tests.helpers.head_statistics import (
 @pytest.mark.parametrize("skip_ends", [False, True])
 def test_the_reference_is_numpys(lengths, skip_ends):
     q, k, targets = inputs(lengths, 3, 8, torch.float64)
-    found = head_statistics(
+    statistics = head_statistics(
         q, k, offsets(lengths), max(lengths), targets=targets, skip_ends=skip_ends
     )
     truth = by_numpy(q, k, lengths, targets, skip_ends)
     for name in (*NAMES, "strongest"):
-        np.testing.assert_allclose(getattr(found, name), truth[name], atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(getattr(statistics, name), truth[name], atol=1e-12, err_msg=name)
 
 
 @needs_cpp
@@ -45,12 +45,12 @@ def test_the_reference_is_numpys_with_windows_and_biases(window_size, radius, sk
     q, k, targets = inputs(lengths, 3, 8, torch.float64)
     table = None if radius is None else torch.randn(3, 2 * radius + 1, dtype=torch.float64)
     seen = {"window_size": window_size, "relative_bias": table}
-    found = head_statistics(
+    statistics = head_statistics(
         q, k, offsets(lengths), 90, targets=targets, skip_ends=skip_ends, **seen
     )
     truth = by_numpy(q, k, lengths, targets, skip_ends, **seen)
     for name in (*NAMES, "strongest"):
-        np.testing.assert_allclose(getattr(found, name), truth[name], atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(getattr(statistics, name), truth[name], atol=1e-12, err_msg=name)
 
 
 @needs_cpp
@@ -65,15 +65,15 @@ def test_windows_and_biases_keep_the_budget(instruction_set, window_size, radius
 def test_extreme_scores_have_exact_limits(instruction_set):
     """Equal scores: the entropy is the logarithm of the length. One score far above the others: the entropy is 0."""
     q, k = torch.zeros(40, 1, 16), torch.randn(40, 1, 16)
-    found = head_statistics(q, k, offsets([40]), 40)
-    torch.testing.assert_close(found.entropy, torch.full((40, 1), float(np.log(40))))
-    assert found.strongest.eq(0).all(), "of equals the first"
-    assert found.target.eq(0).all(), "no target was given"
+    statistics = head_statistics(q, k, offsets([40]), 40)
+    torch.testing.assert_close(statistics.entropy, torch.full((40, 1), float(np.log(40))))
+    assert statistics.strongest.eq(0).all(), "of equals the first"
+    assert statistics.target.eq(0).all(), "no target was given"
     q, k = torch.full((20, 1, 16), 50.0), torch.zeros(20, 1, 16)
     k[13] = 50.0
-    found = head_statistics(q, k, offsets([20]), 20)
-    assert found.entropy.abs().max() == 0 and found.strongest.eq(13).all()
-    torch.testing.assert_close(found.distance[:, 0], (torch.arange(20) - 13).abs().float())
+    statistics = head_statistics(q, k, offsets([20]), 20)
+    assert statistics.entropy.abs().max() == 0 and statistics.strongest.eq(13).all()
+    torch.testing.assert_close(statistics.distance[:, 0], (torch.arange(20) - 13).abs().float())
 
 
 @needs_cpp
@@ -82,11 +82,11 @@ def test_a_nan_stays_in_its_sequence():
     clean = head_statistics(q, k, offsets([9, 20, 5]), 20)
     q = q.clone()
     q[12, 1] = torch.nan
-    found = head_statistics(q, k, offsets([9, 20, 5]), 20)
-    assert found.entropy[12, 1].isnan() and found.entropy.isnan().sum() == 1
+    statistics = head_statistics(q, k, offsets([9, 20, 5]), 20)
+    assert statistics.entropy[12, 1].isnan() and statistics.entropy.isnan().sum() == 1
     others = torch.ones(34, dtype=torch.bool)
     others[12] = False
-    for one, other in zip(clean, found, strict=True):
+    for one, other in zip(clean, statistics, strict=True):
         assert torch.equal(one[others], other[others])
 
 

@@ -61,9 +61,9 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
     compiled = torch.compile(linear_gelu, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 7):
         inputs = inputs_of(rows)
-        found, expected = compiled(*inputs), plain(*inputs)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        ours, theirs = (torch.autograd.grad(y.sum(), inputs) for y in (found, expected))
+        actual, expected = compiled(*inputs), plain(*inputs)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        ours, theirs = (torch.autograd.grad(y.sum(), inputs) for y in (actual, expected))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 

@@ -274,15 +274,15 @@ def test_logits_of_unlabelled_rows_never_exist():
 def test_more_labelled_rows_than_announced_never_pass_unseen(ignore_index, monkeypatch):
     hidden, weight = torch.randn(6, 4), torch.randn(10, 4)
     labels = torch.tensor([1, ignore_index, 2, 5, ignore_index, 9])
-    call = lambda number: linear_masked_cross_entropy(
+    loss_of = lambda number: linear_masked_cross_entropy(
         hidden, weight, None, labels, max_labels=number, ignore_index=ignore_index
     )
     torch.testing.assert_close(
-        call(4), F.cross_entropy(hidden @ weight.T, labels, ignore_index=ignore_index)
+        loss_of(4), F.cross_entropy(hidden @ weight.T, labels, ignore_index=ignore_index)
     )
     for number in (3, -1):
         with pytest.raises(ValueError, match=f"max_labels must be .* got {number} for 4 of them"):
-            call(number)
+            loss_of(number)
     # If the count is not read back, every label becomes one for which the kernels return NaN.
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     chosen, targets, indices = select_labelled(

@@ -79,10 +79,10 @@ def test_registration_passes_opcheck():
 
 @pytest.mark.parametrize("impl", [pytest.param("cpp", marks=needs_cpp), "reference"])
 def test_torch_compile_full_graph_and_dynamic_shapes(impl):
-    def call(x, batch):
+    def through_padding(x, batch):
         return ops.unpack(ops.pack(x, batch, impl=impl).square(), batch, impl=impl)
 
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(through_padding, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths, length in (([3, 4], 5), ([5, 1, 6], 8)):
         batch, mask = batch_of(lengths, length)
         x = torch.randn(len(lengths), length, 4, requires_grad=True)

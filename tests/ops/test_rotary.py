@@ -135,6 +135,6 @@ def test_attention_names_a_bad_table():
 @needs_cpp
 def test_the_op_refuses_a_table_for_keys_of_their_own():
     q, cu_seqlens = torch.zeros(4, 2, 16), offsets_of((4,))
-    call = self_attention_call(cu_seqlens, 4, scale=1.0, rotary=table_of(4, 16))
+    attention_call = self_attention_call(cu_seqlens, 4, scale=1.0, rotary=table_of(4, 16))
     with pytest.raises(RuntimeError, match="queries and keys of the same sequences"):
-        torch.ops.fastenc.attention_fwd(q, q, q, *call._replace(cu_seqlens_k=cu_seqlens))
+        torch.ops.fastenc.attention_fwd(q, q, q, *attention_call._replace(cu_seqlens_k=cu_seqlens))

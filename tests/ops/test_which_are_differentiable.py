@@ -15,12 +15,12 @@ def differentiable(op):
     """Whether a result of a random call of the op requires a gradient, if every floating-point input does."""
     for seed in range(6):
         torch.manual_seed(seed)
-        call = random_call(op, Random(seed))
-        exact = call.draw.in_float64(call.arguments)
-        for name, value in call.arguments.items():
+        valid_call = random_call(op, Random(seed))
+        exact = valid_call.draw.in_float64(valid_call.arguments)
+        for name, value in valid_call.arguments.items():
             if exact[name] is not value:
                 value.requires_grad_()
-        if call.case.run(call.arguments).requires_grad:
+        if valid_call.case.run(valid_call.arguments).requires_grad:
             return True
     return False
 

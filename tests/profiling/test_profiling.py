@@ -33,9 +33,9 @@ def small_ceilings():
     return Ceilings(CPU, copy_bytes=1 << 16, product_size=32)
 
 
-def count(call):
+def count(function):
     with CountWork() as counted:
-        call()
+        function()
     return counted.calls
 
 
@@ -59,23 +59,23 @@ def test_ceilings_report_what_was_measured_only():
 
 def test_work_counts_each_operand_once_and_views_never():
     a, b = torch.randn(5, 7), torch.randn(7, 3)
-    (call,) = count(lambda: a @ b)
-    assert (call.name, call.shapes) == ("aten::mm", "5x7 7x3")
-    assert call.work == Work(4.0 * (35 + 21 + 15), 2 * 5 * 7 * 3, torch.float32)
-    (call,) = count(lambda: a.mul(a))
-    assert call.work.bytes == 4 * 35 * 2, "the same operand twice is read once"
-    (call,) = count(lambda: a.t())
-    assert call.work.bytes == 0
-    (call,) = count(lambda: a.add_(1))
-    assert call.work.bytes == 4 * 35 * 2, "read and written in place"
-    (call,) = count(lambda: a.zero_())
-    assert call.work.bytes == 4 * 35
+    (op_call,) = count(lambda: a @ b)
+    assert (op_call.name, op_call.shapes) == ("aten::mm", "5x7 7x3")
+    assert op_call.work == Work(4.0 * (35 + 21 + 15), 2 * 5 * 7 * 3, torch.float32)
+    (op_call,) = count(lambda: a.mul(a))
+    assert op_call.work.bytes == 4 * 35 * 2, "the same operand twice is read once"
+    (op_call,) = count(lambda: a.t())
+    assert op_call.work.bytes == 0
+    (op_call,) = count(lambda: a.add_(1))
+    assert op_call.work.bytes == 4 * 35 * 2, "read and written in place"
+    (op_call,) = count(lambda: a.zero_())
+    assert op_call.work.bytes == 4 * 35
     table, chosen = torch.randn(100, 7), torch.tensor([3, 5])
-    (call,) = count(lambda: table.index_select(0, chosen))
-    assert call.work.bytes == 4 * 2 * 14 + 16, "of a table only the rows that are asked for"
+    (op_call,) = count(lambda: table.index_select(0, chosen))
+    assert op_call.work.bytes == 4 * 2 * 14 + 16, "of a table only the rows that are asked for"
     row = torch.randn(1, 7).expand(5, 7)
-    (call,) = count(lambda: a.copy_(row))
-    assert call.work.bytes == 4 * (35 + 7), "an expanded row is read once"
+    (op_call,) = count(lambda: a.copy_(row))
+    assert op_call.work.bytes == 4 * (35 + 7), "an expanded row is read once"
 
 
 def test_work_of_our_own_ops():
@@ -84,12 +84,14 @@ def test_work_of_our_own_ops():
     out = []
     calls = count(lambda: out.append(attention(qkv, offsets_of(lengths), 12)))
     calls += count(lambda: out[0].backward(torch.ones_like(out[0])))
-    flops = {call.name: call.work.flops for call in calls if call.name.startswith("fastenc")}
+    flops = {
+        op_call.name: op_call.work.flops for op_call in calls if op_call.name.startswith("fastenc")
+    }
     scores = heads * dim * sum(n**2 for n in lengths)
     assert flops == {"fastenc::attention_fwd": 4 * scores, "fastenc::attention_bwd": 10 * scores}
     x = torch.randn(6, 32)
-    (call,) = count(lambda: bias_gelu(x))
-    assert call.work == Work(2 * x.nbytes, 0.0, torch.float32)
+    (op_call,) = count(lambda: bias_gelu(x))
+    assert op_call.work == Work(2 * x.nbytes, 0.0, torch.float32)
 
 
 def test_flops_of_a_model_are_those_that_its_ops_count():
@@ -141,8 +143,8 @@ def test_flops_of_a_window_are_those_of_the_pairs_that_it_leaves(window):
         -left <= key - query <= right for n in lengths for query in range(n) for key in range(n)
     )
     qkv = torch.randn(sum(lengths), 3, heads, dim)
-    call = lambda: attention(qkv, offsets_of(lengths), 30, window_size=window, impl="cpp")
-    assert sum(one.work.flops for one in count(call)) == 2 * 2 * heads * dim * pairs
+    windowed = lambda: attention(qkv, offsets_of(lengths), 30, window_size=window, impl="cpp")
+    assert sum(one.work.flops for one in count(windowed)) == 2 * 2 * heads * dim * pairs
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -151,8 +153,8 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
         step = models.training_step(MaskedLM(SMALL), [9, 4], CPU, autocast=False)
     else:
         step = models.inference_step(fastenc.Encoder(SMALL), [9, 4], CPU)
-    found = profile_step(step, CPU, small_ceilings(), tmp_path / "trace.json")
-    rows = {row.op: row for row in found.rows}
+    profile = profile_step(step, CPU, small_ceilings(), tmp_path / "trace.json")
+    rows = {row.op: row for row in profile.rows}
     if training:
         wanted = {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
         calls = {"fastenc::attention_fwd": 2, "fastenc::layer_norm_fwd": 5}
@@ -165,8 +167,8 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
     assert wanted <= rows.keys()
     assert {name: rows[name].calls for name in calls} == calls
     assert rows["fastenc::embedding_layer_norm_fwd"].calls == 1
-    assert all(row.seconds > 0 for row in found.rows) and found.step_seconds > 0
-    seconds = [row.seconds for row in found.rows]
+    assert all(row.seconds > 0 for row in profile.rows) and profile.step_seconds > 0
+    seconds = [row.seconds for row in profile.rows]
     assert seconds == sorted(seconds, reverse=True)
     names = {
         event.get("name")

@@ -52,12 +52,12 @@ def test_parts_make_the_vectors_of_encode(suffix, store_as, base, tmp_path):
     expected = Encoder.from_pretrained(base).encode(TEXTS)
     command = ("embed", base, base / "texts.txt", "-o", tmp_path / f"v{suffix}")
     run(*command, "--batch-size", 7, "--store-as", store_as)
-    found = vectors_of(tmp_path / f"v{suffix}")
-    assert suffix == ".parquet" or found.dtype == getattr(torch, store_as)
+    vectors = vectors_of(tmp_path / f"v{suffix}")
+    assert suffix == ".parquet" or vectors.dtype == getattr(torch, store_as)
     exact = (
         {"rtol": 1e-5, "atol": 1e-6} if store_as == "float32" else {"rtol": 2**-10, "atol": 1e-6}
     )
-    torch.testing.assert_close(found.float(), expected, **exact)
+    torch.testing.assert_close(vectors.float(), expected, **exact)
     assert [path.name for path in tmp_path.iterdir()] == [f"v{suffix}"]
 
 
@@ -102,8 +102,8 @@ def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
             embed_file(encoder, base / "texts.txt", output, resume=True, **{**options, **other})
     encoding.calls.clear()
     encoding.stop_at = None
-    found = embed_file(encoder, base / "texts.txt", output, resume=True, **options)
-    assert found == Embedded(25, 32)
+    embedded = embed_file(encoder, base / "texts.txt", output, resume=True, **options)
+    assert embedded == Embedded(25, 32)
     assert encoding.calls == [7, 4], "the first two parts are not computed again"
     assert output.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
     assert not list(tmp_path.glob("*.part*"))

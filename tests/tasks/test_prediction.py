@@ -26,7 +26,7 @@ def inputs(tmp_path):
     return path
 
 
-def a_model(kind):
+def a_model(model_class):
     tokenizer = train_tokenizer(TEXTS, vocab_size=80)
     config = EncoderConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -36,18 +36,18 @@ def a_model(kind):
         intermediate_size=64,
         max_positions=64,
     )
-    model = kind(config, label_names=["O", "B-x"]).eval()
+    model = model_class(config, label_names=["O", "B-x"]).eval()
     model.tokenizer = tokenizer
     return model
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
 @pytest.mark.parametrize(
-    "task, kind",
+    "task, model_class",
     [(SequenceClassification(), SequenceClassifier), (TokenClassification(), TokenClassifier)],
 )
-def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, kind, suffix):
-    model, output = a_model(kind), tmp_path / f"out{suffix}"
+def test_parts_give_what_the_whole_gives(small_parts, inputs, tmp_path, task, model_class, suffix):
+    model, output = a_model(model_class), tmp_path / f"out{suffix}"
     assert predict_file(task, model, inputs, output) == len(TEXTS)
     data = task.read_inputs(inputs)
     expected = list(task.lines(model, data, task.predict(model, data), suffix))

@@ -41,7 +41,7 @@ def models(base, tmp_path_factory):
         for i, text in enumerate(TEXTS)
     ]
     (root / "q.jsonl").write_text("\n".join(map(json.dumps, questions)))
-    found = {}
+    folders = {}
     for task, data, inputs, values in (
         ("sequence-classification", "d.tsv", "t.txt", TEXTS),
         ("token-classification", "d.conll", "t.txt", TEXTS),
@@ -51,8 +51,8 @@ def models(base, tmp_path_factory):
     ):
         options = ("--max-steps", 1, *(("--stride", 8) if task == "question-answering" else ()))
         run("finetune", base, root / data, "--task", task, "-o", root / task, *options)
-        found[task] = root / task, root / inputs, values
-    return found
+        folders[task] = root / task, root / inputs, values
+    return folders
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,17 @@ def test_logits_loss_and_gradients_are_transformers(family, tmp_path):
     real = padded["attention_mask"].bool()
     labels = torch.tensor([[0, 3], [4, 16], [0, 0], [2, 29]])
     expected = theirs(**padded, start_positions=labels[:, 0], end_positions=labels[:, 1])
-    found = ours(batch, labels)
+    output = ours(batch, labels)
     stacked = torch.stack([expected.start_logits, expected.end_logits], -1)[real]
-    torch.testing.assert_close(found.logits, stacked, rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.logits, stacked, rtol=0, atol=1e-5)
     # transformers' softmax includes the padding; ours covers the real tokens only.
     masked = [
         logits.masked_fill(~real, float("-inf"))
         for logits in (expected.start_logits, expected.end_logits)
     ]
     loss = sum(F.cross_entropy(m, labels[:, i]) for i, m in enumerate(masked)) / 2
-    torch.testing.assert_close(found.loss, loss, rtol=1e-5, atol=1e-6)
-    found.loss.backward()
+    torch.testing.assert_close(output.loss, loss, rtol=1e-5, atol=1e-6)
+    output.loss.backward()
     loss.backward()
     out = theirs.get_submodule(ours.head.spec.names["out"])
     torch.testing.assert_close(ours.head["out"].weight.grad, out.weight.grad, rtol=1e-4, atol=1e-6)
@@ -154,5 +154,5 @@ def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, 
     predict = ["predict", str(tmp_path / "run"), str(path), "-o", str(tmp_path / "a.jsonl")]
     for given, limit in ((), threshold), (("--no-answer-threshold", "1e9"), 1e9):
         run(*predict, *given)
-        found = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-        assert all((row["answer"] == "") == (row["no_answer_score"] > limit) for row in found)
+        answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+        assert all((row["answer"] == "") == (row["no_answer_score"] > limit) for row in answers)

@@ -28,29 +28,33 @@ def same(rows, report):
 
 def test_figures_of_classes_are_those_of_scikit_learn():
     draw, names = Random(0), ["a", "b", "c"]
-    gold, found = ([draw.randrange(3) for _ in range(60)] for _ in range(2))
-    report = classification_report(gold, found, target_names=names, output_dict=True)
-    same(rows_of(class_figures(gold, found, names)), report)
-    matrix = [line.split("\t") for line in confusion_matrix(gold, found, names)]
+    gold, predicted = ([draw.randrange(3) for _ in range(60)] for _ in range(2))
+    report = classification_report(gold, predicted, target_names=names, output_dict=True)
+    same(rows_of(class_figures(gold, predicted, names)), report)
+    matrix = [line.split("\t") for line in confusion_matrix(gold, predicted, names)]
     assert [row[0] for row in matrix[1:]] == matrix[0][1:] == names
-    assert [[int(cell) for cell in row[1:]] for row in matrix[1:]] == theirs(gold, found).tolist()
+    assert [[int(cell) for cell in row[1:]] for row in matrix[1:]] == theirs(
+        gold, predicted
+    ).tolist()
 
 
 def test_figures_of_several_labels_are_those_of_scikit_learn():
     draw, names = Random(1), ["a", "b"]
-    gold, found = ([[draw.randrange(2) for _ in names] for _ in range(40)] for _ in range(2))
+    gold, predicted = ([[draw.randrange(2) for _ in names] for _ in range(40)] for _ in range(2))
     report = classification_report(
-        gold, found, target_names=names, output_dict=True, zero_division=0
+        gold, predicted, target_names=names, output_dict=True, zero_division=0
     )
-    same(rows_of(class_figures(gold, found, names)), report)
+    same(rows_of(class_figures(gold, predicted, names)), report)
 
 
 def test_figures_of_entities_are_those_of_seqeval():
     draw, tags = Random(2), ["O", "B-X", "I-X", "B-Y", "I-Y"]
-    gold, found = ([[draw.choice(tags) for _ in range(12)] for _ in range(20)] for _ in range(2))
-    ours = rows_of(entity_figures([spans(row) for row in gold], [spans(row) for row in found]))
+    gold, predicted = (
+        [[draw.choice(tags) for _ in range(12)] for _ in range(20)] for _ in range(2)
+    )
+    ours = rows_of(entity_figures([spans(row) for row in gold], [spans(row) for row in predicted]))
     assert [row["class"] for row in ours] == ["X", "Y"]
-    same(ours, entity_report(gold, found, output_dict=True, zero_division=0))
+    same(ours, entity_report(gold, predicted, output_dict=True, zero_division=0))
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +75,20 @@ def test_the_command_writes_classes_confusion_and_mistakes(base, tmp_path, capsy
     run("finetune", base, data, "-o", model, "--max-steps", 1)
     run("evaluate", model, data, "--report", tmp_path / "r", "-o", tmp_path / "m.json")
     run("predict", model, data, "-o", tmp_path / "p.jsonl")
-    found = [json.loads(line)["label"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
-    report = classification_report(labels, found, output_dict=True, zero_division=0)
+    predicted = [
+        json.loads(line)["label"] for line in (tmp_path / "p.jsonl").read_text().splitlines()
+    ]
+    report = classification_report(labels, predicted, output_dict=True, zero_division=0)
     same(rows_of((tmp_path / "r" / "classes.tsv").read_text().splitlines()), report)
     wrong = [
         json.loads(line) for line in (tmp_path / "r" / "mistakes.jsonl").read_text().splitlines()
     ]
-    expected = [i for i, (y, p) in enumerate(zip(labels, found, strict=True)) if y != p]
+    expected = [i for i, (y, p) in enumerate(zip(labels, predicted, strict=True)) if y != p]
     assert expected and [row["where"] for row in wrong] == [
         f"{data}, line {i + 2}" for i in expected
     ]
     assert [(row["true"], row["label"]) for row in wrong] == [
-        (labels[i], found[i]) for i in expected
+        (labels[i], predicted[i]) for i in expected
     ]
     assert (
         (tmp_path / "r" / "confusion.tsv").read_text().startswith("true \\ predicted\tneg\tpos\n")

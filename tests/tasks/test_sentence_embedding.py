@@ -152,7 +152,7 @@ def test_a_models_loss_and_gradients_are_sentence_transformers(base, tmp_path, l
     if loss != "ranking":
         data = TextPairs(data.texts, SCORES)
     arguments = collate_pairs(encode_pairs(data, ours.tokenizer, 40))
-    found = ours(**arguments).loss
+    model_loss = ours(**arguments).loss
     columns = zip(*data.texts, strict=True)
     features = [theirs.preprocess(list(column)) for column in columns]
     peer = {
@@ -161,8 +161,8 @@ def test_a_models_loss_and_gradients_are_sentence_transformers(base, tmp_path, l
         "cosine": losses.CosineSimilarityLoss,
     }[loss](theirs)
     expected = peer(features, torch.tensor(SCORES))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    found.backward()
+    torch.testing.assert_close(model_loss, expected, rtol=1e-4, atol=1e-5)
+    model_loss.backward()
     expected.backward()
     reference = theirs[0].model
     pairs = {
@@ -288,13 +288,13 @@ def test_retrieval_is_scikit_learns():
 
     vectors = torch.randn(60, 3, 6)
     texts = [(f"text {i}", f"partner {i}", f"negative {i}") for i in range(60)]
-    found = retrieval_metrics(texts, vectors)
+    metrics = retrieval_metrics(texts, vectors)
     unit = F.normalize(vectors, dim=2)
     scores = unit[:, 0] @ torch.cat([unit[:, 1], unit[:, 2]]).T
     relevant = torch.eye(60, 120)
     mrr = label_ranking_average_precision_score(relevant.numpy(), scores.numpy())
     recall = top_k_accuracy_score(range(60), scores.numpy(), k=1, labels=range(120))
-    assert found == {"mrr": pytest.approx(mrr), "recall@1": pytest.approx(recall)}
+    assert metrics == {"mrr": pytest.approx(mrr), "recall@1": pytest.approx(recall)}
 
 
 def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_partner():
@@ -304,8 +304,8 @@ def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_par
     texts = [("a", "b"), ("a", "c"), ("d", "a")]
     vectors = torch.stack([torch.stack([vector[one], vector[other]]) for one, other in texts])
     # c and a are nearer to a than b is. They count only for d, whose partner is a.
-    found = retrieval_metrics(texts, vectors)
-    assert found == {"mrr": pytest.approx((1 + 1 + 1 / 3) / 3), "recall@1": pytest.approx(2 / 3)}
+    metrics = retrieval_metrics(texts, vectors)
+    assert metrics == {"mrr": pytest.approx((1 + 1 + 1 / 3) / 3), "recall@1": pytest.approx(2 / 3)}
     # A model with the same vector for every text finds nothing.
     same = retrieval_metrics([("a", "b"), ("c", "d"), ("e", "f")], torch.ones(3, 2, 4))
     assert same == {"mrr": pytest.approx(1 / 3), "recall@1": 0.0}

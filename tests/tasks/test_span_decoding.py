@@ -37,10 +37,10 @@ def test_decoding_is_the_best_of_all_that_are_allowed(nested):
             if all(compatible(a, b, nested) for a, b in combinations(chosen, 2))
         ]
         best = max(allowed, key=lambda c: sorted((e.margin for e in c), reverse=True))
-        found = select_entities(candidates, nested=nested)
-        assert set(found) == set(best)
-        assert found == sorted(found, key=lambda e: (e.entity.first, -e.entity.stop))
-        sizes.add(len(found))
+        selected = select_entities(candidates, nested=nested)
+        assert set(selected) == set(best)
+        assert selected == sorted(selected, key=lambda e: (e.entity.first, -e.entity.stop))
+        sizes.add(len(selected))
     assert len(sizes) > 2
 
 
@@ -65,16 +65,16 @@ def test_containment_is_allowed_and_crossing_is_not():
 
 
 def test_the_first_of_equals_is_taken():
-    one, two = (FoundEntity(Span(kind, 0, 2), 0.5, 1.0) for kind in "XY")
+    one, two = (FoundEntity(Span(label, 0, 2), 0.5, 1.0) for label in "XY")
     assert select_entities([one, two._replace(entity=Span("Y", 1, 3))], nested=False) == [one]
 
 
 def f1_at(candidates, gold, offset, nested):
     """From the definition: candidates with a margin above the offset, decoded and scored."""
     rows = [[c for c in row if c.margin > offset] for row in candidates]
-    found = [{e.entity for e in select_entities(row, nested=nested)} for row in rows]
-    right = sum(len(f & set(g)) for f, g in zip(found, gold, strict=True))
-    both = sum(map(len, found)) + sum(map(len, gold))
+    predicted = [{e.entity for e in select_entities(row, nested=nested)} for row in rows]
+    right = sum(len(f & set(g)) for f, g in zip(predicted, gold, strict=True))
+    both = sum(map(len, predicted)) + sum(map(len, gold))
     return 2 * right / both if both else 0.0
 
 
@@ -112,18 +112,20 @@ def test_flat_metrics_are_seqevals():
     seqeval = pytest.importorskip("seqeval.metrics")
     draw = random.Random(0)
     names = ["O", "B-X", "I-X", "B-Y", "I-Y"]
-    gold, found = ([convert(draw.choices(names, k=9), "iob2") for _ in range(30)] for _ in range(2))
-    metrics = entity_metrics([spans(tags) for tags in found], [spans(tags) for tags in gold])
-    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, found)) and metrics["f1"] > 0
-    assert metrics["precision"] == pytest.approx(seqeval.precision_score(gold, found))
-    assert metrics["recall"] == pytest.approx(seqeval.recall_score(gold, found))
+    gold, predicted = (
+        [convert(draw.choices(names, k=9), "iob2") for _ in range(30)] for _ in range(2)
+    )
+    metrics = entity_metrics([spans(tags) for tags in predicted], [spans(tags) for tags in gold])
+    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted)) and metrics["f1"] > 0
+    assert metrics["precision"] == pytest.approx(seqeval.precision_score(gold, predicted))
+    assert metrics["recall"] == pytest.approx(seqeval.recall_score(gold, predicted))
     assert metrics["nested"] == metrics["nested_found"] == 0
 
 
 def test_nested_entities_are_counted():
     gold = [[Span("X", 0, 4), Span("Y", 1, 2), Span("X", 1, 3), Span("Y", 0, 4)], [Span("X", 0, 1)]]
-    found = [[Span("X", 1, 3), Span("X", 1, 2), Span("X", 0, 4)], []]
-    assert entity_metrics(found, gold) == {
+    predicted = [[Span("X", 1, 3), Span("X", 1, 2), Span("X", 0, 4)], []]
+    assert entity_metrics(predicted, gold) == {
         "f1": 4 / 8,
         "precision": 2 / 3,
         "recall": 2 / 5,

@@ -202,14 +202,14 @@ def test_finetune_predict(folder, options):
     run("predict", output, folder / "dev.jsonl", "-o", folder / "dev_found.jsonl")
     rows = [json.loads(line) for line in (folder / "dev_found.jsonl").read_text().splitlines()]
     gold = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
-    right = found = 0
+    right = predicted = 0
     for row, truth in zip(rows, gold, strict=True):
         assert row["words"] == truth["tokens"]
         entities = {(e["first_word"], e["end_word"], e["type"]) for e in row["entities"]}
         right += len(entities & {tuple(e) for e in truth["entities"]})
-        found += len(entities)
+        predicted += len(entities)
     expected = sum(len(truth["entities"]) for truth in gold)
-    assert metrics["f1"] == pytest.approx(2 * right / (found + expected))
+    assert metrics["f1"] == pytest.approx(2 * right / (predicted + expected))
     (folder / "texts.txt").write_text(
         "Bob  liked the University of New York.\n\nada visited jena\n"
     )
@@ -236,9 +236,9 @@ def test_the_offset_is_the_best_of_the_dev_set(untrained):
     draw, task = random.Random(3), SpanNer()
     sentences = [sentence(example(draw)["tokens"]) for _ in range(12)]
     # The half with the larger margins of the entities that the model finds, except in one sentence.
-    found = task.predict(untrained, EntityData(sentences, [], []))
-    median = statistics.median(each.margin for row in found for each in row)
-    gold = [[each.entity for each in row if each.margin > median] for row in found]
+    predictions = task.predict(untrained, EntityData(sentences, [], []))
+    median = statistics.median(each.margin for row in predictions for each in row)
+    gold = [[each.entity for each in row if each.margin > median] for row in predictions]
     gold[0] = [Span("LOC", 0, 1)]
     data = EntityData(sentences, gold, untrained.label_names)
     examples = task.encode(data, untrained)

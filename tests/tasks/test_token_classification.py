@@ -20,14 +20,14 @@ VERBS = ["visited", "liked", "remembered", "misunderstood"]
 
 def example(draw):
     words, tags = [], []
-    for kind, text in (
+    for entity_type, text in (
         ("PER", draw.choice(PEOPLE)),
         ("", draw.choice(VERBS)),
         ("LOC", draw.choice(PLACES)),
     ):
         for place, word in enumerate(text.split()):
             words.append(word)
-            tags.append(f"{'BI'[place > 0]}-{kind}" if kind else "O")
+            tags.append(f"{'BI'[place > 0]}-{entity_type}" if entity_type else "O")
     return [*words, "."], [*tags, "O"]
 
 
@@ -87,13 +87,15 @@ def test_finetune_predict(folder, options):
     run("predict", output, folder / "dev.conll", "-o", folder / "tags.tsv")
     gold = [each.tags for each in read_tagged(folder / "dev.conll").sentences]
     again = read_tagged(folder / "tags.tsv")
-    found = [each.tags for each in again.sentences]
+    predicted = [each.tags for each in again.sentences]
     if options:
-        assert found == [convert(tags, "bioes") for tags in found], "the scheme allows every tag"
+        assert predicted == [convert(tags, "bioes") for tags in predicted], (
+            "the scheme allows every tag"
+        )
         gold = [convert(tags, "bioes") for tags in gold]
-    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, found))
-    assert metrics["precision"] == pytest.approx(seqeval.precision_score(gold, found))
-    assert metrics["recall"] == pytest.approx(seqeval.recall_score(gold, found))
+    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted))
+    assert metrics["precision"] == pytest.approx(seqeval.precision_score(gold, predicted))
+    assert metrics["recall"] == pytest.approx(seqeval.recall_score(gold, predicted))
     assert [each.words for each in again.sentences] == [
         each.words for each in read_tagged(folder / "dev.conll").sentences
     ]
@@ -232,11 +234,11 @@ def test_metrics_of_windows_count_every_word_once(folder, untrained):
 def test_metrics_are_seqevals():
     seqeval = pytest.importorskip("seqeval.metrics")
     draw = random.Random(0)
-    gold, found = ([draw.choices(NAMES, k=9) for _ in range(20)] for _ in range(2))
-    metrics = tagging_metrics(found, gold, entities=True)
-    assert metrics["f1"] == seqeval.f1_score(gold, found) > 0
-    assert metrics["precision"] == seqeval.precision_score(gold, found)
-    assert metrics["recall"] == seqeval.recall_score(gold, found)
+    gold, predicted = ([draw.choices(NAMES, k=9) for _ in range(20)] for _ in range(2))
+    metrics = tagging_metrics(predicted, gold, entities=True)
+    assert metrics["f1"] == seqeval.f1_score(gold, predicted) > 0
+    assert metrics["precision"] == seqeval.precision_score(gold, predicted)
+    assert metrics["recall"] == seqeval.recall_score(gold, predicted)
     none = tagging_metrics([["O"]], [["O"]], entities=True)
     assert none == {"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}
 

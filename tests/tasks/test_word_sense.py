@@ -15,7 +15,7 @@ from fastenc.models.heads.sense_model import nearest
 from fastenc.tasks import WordSense
 from fastenc.tasks.word_sense import SensePrediction, accuracy_by_lemma, sense_metrics
 from fastenc.train import TrainConfig, task_trainer
-from tests.helpers.commands import run as call
+from tests.helpers.commands import run as run_command
 from tests.helpers.families import model
 
 RIVER = ["the bank of a river", "a muddy bank near water", "water by the bank"]
@@ -63,8 +63,8 @@ def expected(base, train, dev, layers):
     encoder = Encoder.from_pretrained(base)
     vectors = {}
     for name, data in (("train", train), ("dev", dev)):
-        found = encoder.embed_words(data.sentences, layers=layers)
-        vectors[name] = np.stack([found[t.sentence][t.word].numpy() for t in data.targets])
+        word_vectors = encoder.embed_words(data.sentences, layers=layers)
+        vectors[name] = np.stack([word_vectors[t.sentence][t.word].numpy() for t in data.targets])
     predicted = []
     for target, vector in zip(dev.targets, vectors["dev"], strict=True):
         senses = sorted({t.senses[0] for t in train.targets if t.lemma == target.lemma})
@@ -85,11 +85,11 @@ def test_nearest_centroids_are_numpys(base, files, tmp_path, layers):
     ours = task.load(base, train)
     task.fit(ours, train, None, batch_size=3)
     assert ours.layers == layers
-    found = [prediction.sense for prediction in task.predict(ours, dev, batch_size=2)]
-    assert found == expected(base, train, dev, layers)
+    senses = [prediction.sense for prediction in task.predict(ours, dev, batch_size=2)]
+    assert senses == expected(base, train, dev, layers)
     gold = [target.senses[0] for target in dev.targets]
     metrics = task.evaluate(ours, dev, task.encode(dev, ours))
-    assert metrics["accuracy"] == pytest.approx(accuracy_score(gold, found))
+    assert metrics["accuracy"] == pytest.approx(accuracy_score(gold, senses))
     assert "loss" not in metrics
     ours.save_pretrained(tmp_path / "saved")
     again = WordSenseModel.from_pretrained(tmp_path / "saved")
@@ -116,8 +116,8 @@ def test_layers_are_chosen_on_dev(base, files, tmp_path):
 def test_from_files_to_files(base, files, tmp_path, capsys):
     run = str(tmp_path / "run")
     finetune = ["finetune", str(base), str(files[0]), "--task", "word-sense", "-o", run]
-    call(*finetune, "--dev", str(files[1]))
-    call("evaluate", run, str(files[1]), "-o", str(tmp_path / "test.json"))
+    run_command(*finetune, "--dev", str(files[1]))
+    run_command("evaluate", run, str(files[1]), "-o", str(tmp_path / "test.json"))
     trained = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert json.loads((tmp_path / "test.json").read_text()) == pytest.approx(trained)
     unlabelled = table(
@@ -125,8 +125,8 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
         [(word, position, text) for word, position, _, text in rows(slice(2, 3))],
         "word\tindex\tsentence",
     )
-    call("predict", run, str(unlabelled), "-o", str(tmp_path / "out.jsonl"))
-    call("predict", run, str(unlabelled), "-o", str(tmp_path / "out.tsv"))
+    run_command("predict", run, str(unlabelled), "-o", str(tmp_path / "out.jsonl"))
+    run_command("predict", run, str(unlabelled), "-o", str(tmp_path / "out.tsv"))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["lemma"] for line in lines] == ["bank", "bank", "spring", "spring"]
     right = np.mean([a["sense"] == b[2] for a, b in zip(lines, rows(slice(2, 3)), strict=True)])
@@ -176,9 +176,9 @@ def test_metrics_by_hand(tmp_path):
     path = tmp_path / "all.tsv"
     path.write_text(COLUMNS)
     data = read_senses(path)
-    found = [SensePrediction(s, {}) for s in ("001-n", "003-v", None)]
-    assert accuracy_by_lemma(data, found) == {"bank.n": (0.5, 2), "lend.v": (1.0, 1)}
-    metrics = sense_metrics(data, found)
+    predictions = [SensePrediction(s, {}) for s in ("001-n", "003-v", None)]
+    assert accuracy_by_lemma(data, predictions) == {"bank.n": (0.5, 2), "lend.v": (1.0, 1)}
+    metrics = sense_metrics(data, predictions)
     assert metrics["accuracy"] == pytest.approx(2 / 3)
     assert metrics["macro_accuracy"] == pytest.approx(0.75)
     assert metrics["f1"] == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))

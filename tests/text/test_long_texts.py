@@ -39,17 +39,17 @@ def test_counts_of_kept_tokens():
     assert truncated(ids, 510, "head+tail") == ids[:128] + ids[-382:]
     assert truncated(ids, 126, "head+tail") == ids[:31] + ids[-95:]
     assert truncated(ids, 1, "head+tail") == ids[-1:]
-    for kind in ("head", "tail", "head+tail"):
-        assert truncated(ids, 600, kind) == ids and truncated([], 5, kind) == []
+    for truncation in ("head", "tail", "head+tail"):
+        assert truncated(ids, 600, truncation) == ids and truncated([], 5, truncation) == []
 
 
-@pytest.mark.parametrize("kind", ["minilm", "bpe", "unigram"])
+@pytest.mark.parametrize("tokenizer_name", ["minilm", "bpe", "unigram"])
 @pytest.mark.parametrize("truncation", ["head", "tail", "head+tail"])
-def test_truncation_is_transformers(kind, truncation, tmp_path):
+def test_truncation_is_transformers(tokenizer_name, truncation, tmp_path):
     texts = ["a much longer text of many, many words that goes on", "short", ""]
-    folder = minilm_folder() if kind == "minilm" else tmp_path
-    if kind != "minilm":
-        save_tokenizer(train_tokenizer(texts, kind=kind, vocab_size=280), folder)
+    folder = minilm_folder() if tokenizer_name == "minilm" else tmp_path
+    if tokenizer_name != "minilm":
+        save_tokenizer(train_tokenizer(texts, kind=tokenizer_name, vocab_size=280), folder)
     theirs = AutoTokenizer.from_pretrained(folder)
     theirs.truncation_side = "left" if truncation == "tail" else "right"
     for max_length in (5, 9, 64):

@@ -15,7 +15,9 @@ def test_entities_of_any_tags_are_seqevals(tags):
     draw = random.Random(0)
     for _ in range(2000):
         sequence = draw.choices(tags, k=draw.randint(0, 8))
-        expected = [(kind, first, last + 1) for kind, first, last in seqeval.get_entities(sequence)]
+        expected = [
+            (label, first, last + 1) for label, first, last in seqeval.get_entities(sequence)
+        ]
         assert spans(sequence) == expected, sequence
 
 

@@ -13,9 +13,9 @@ from tests.helpers.training_run import build, build_objective, weights
 
 @pytest.fixture
 def recorder(monkeypatch):
-    found = Repeat()
-    monkeypatch.setattr(loop, "training_recorder", lambda device: found)
-    return found
+    repeat = Repeat()
+    monkeypatch.setattr(loop, "training_recorder", lambda device: repeat)
+    return repeat
 
 
 def log_of(folder):

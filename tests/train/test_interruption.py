@@ -112,8 +112,8 @@ def test_two_runs_in_one_folder_are_an_error(tmp_path):
 
 def test_a_folder_that_stays_empty_is_removed(tmp_path):
     with output_lock(tmp_path / "new"), output_lock(tmp_path / "new"):
-        found = json.loads((tmp_path / "new" / NAME).read_text())
-        assert found["process"] == os.getpid() and time.strftime("%Y") in found["started"]
+        record = json.loads((tmp_path / "new" / NAME).read_text())
+        assert record["process"] == os.getpid() and time.strftime("%Y") in record["started"]
     assert not (tmp_path / "new").exists()
 
 

@@ -27,9 +27,11 @@ def test_a_saved_model_has_a_card(tmp_path):
     assert card.data.base_model is None, "a folder is no name on the hub"
     results = {result.metric_type: result for result in card.data.eval_results}
     assert set(results) == set(metrics) - {"step"}
-    found = results["accuracy"]
-    assert found.metric_value == metrics["accuracy"] and found.dataset_name == "d.tsv"
-    assert found.dataset_args == {"num_examples": 2} and found.task_type == "text-classification"
+    accuracy = results["accuracy"]
+    assert accuracy.metric_value == metrics["accuracy"] and accuracy.dataset_name == "d.tsv"
+    assert (
+        accuracy.dataset_args == {"num_examples": 2} and accuracy.task_type == "text-classification"
+    )
     assert results["f1"].metric_name == "f1 of pos"
     command = f"fastenc finetune {tmp_path / 'base'} {data} --dev {data} -o {tmp_path / 'run'}"
     for words in (
@@ -80,9 +82,9 @@ def test_the_code_of_a_pretrained_models_card_runs(tmp_path):
     held_out = re.search(r"([\d,]+) sequences held out", card)[1]
     assert f"On held-out data, n = {held_out}:" in card
     code = card.split("```python\n")[1].split("```")[0]
-    found: dict = {}
-    exec(code, found)
-    assert found["vectors"].shape == (2, 32)
+    namespace: dict = {}
+    exec(code, namespace)
+    assert namespace["vectors"].shape == (2, 32)
 
 
 def test_the_device_of_a_run(tmp_path, capsys):

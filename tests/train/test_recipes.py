@@ -174,7 +174,7 @@ NORMS = {"roberta-base": 0.0, "xlm-r-base": 0.0, "distilbert-base": 5.0}  # RoBE
 def test_the_values_are_the_published_ones(name):
     values = read_recipe(name).values
     first = lambda *keys: next((values[key] for key in keys if key in values), None)
-    found = (
+    used = (
         values["learning-rate"],
         first("warmup-steps", "warmup"),
         tuple(values["betas"]),
@@ -186,7 +186,7 @@ def test_the_values_are_the_published_ones(name):
         first("dropout"),
         values["probability"],
     )
-    assert found == PUBLISHED[name]
+    assert used == PUBLISHED[name]
     assert values["max-grad-norm"] == NORMS.get(name, 1.0)
 
 

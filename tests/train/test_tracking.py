@@ -48,10 +48,10 @@ def test_tensorboard_goes_on_with_a_resumed_run(tmp_path):
     events = EventAccumulator(str(tmp_path / "fastenc")).Reload()
     lines = read_log(tmp_path / "log.jsonl")
     for key in ("loss", "eval_loss", "steps_per_day", "learning_rate"):
-        found = [(event.step, event.value) for event in events.Scalars(key)]
+        scalars = [(event.step, event.value) for event in events.Scalars(key)]
         expected = [(line["step"], line[key]) for line in lines if key in line]
-        assert [step for step, _ in found] == [step for step, _ in expected]
-        assert [v for _, v in found] == pytest.approx([v for _, v in expected], rel=1e-6)
+        assert [step for step, _ in scalars] == [step for step, _ in expected]
+        assert [v for _, v in scalars] == pytest.approx([v for _, v in expected], rel=1e-6)
 
 
 def test_wandb_goes_on_with_a_resumed_run(tmp_path, monkeypatch):

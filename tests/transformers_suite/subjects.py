@@ -78,13 +78,13 @@ def _classes(family: str) -> tuple[type, ...]:
         type(settings).__module__.replace("configuration_", "modeling_")
     )
     classes = filter(inspect.isclass, vars(module).values())
-    own = (kind for kind in classes if kind.__module__ == module.__name__)
+    own = (model_class for model_class in classes if model_class.__module__ == module.__name__)
     return tuple(k for k in own if issubclass(k, PreTrainedModel) and _is_patched(k, settings))
 
 
-def _is_patched(kind: type, settings) -> bool:
+def _is_patched(model_class: type, settings) -> bool:
     try:
-        fastenc.patch(kind(settings))
+        fastenc.patch(model_class(settings))
     except (ValueError, AttributeError, TypeError, NotImplementedError):
         return False  # another family's class, a decoder, or an abstract class
     return True
@@ -94,27 +94,31 @@ def _is_patched(kind: type, settings) -> bool:
 def patched(classes: tuple[type, ...]) -> Iterator[None]:
     """A context in which every model of ``classes`` is patched when it is constructed or loaded."""
     with ExitStack() as stack:
-        for kind in classes:
-            stack.enter_context(mock.patch.object(kind, "__init__", _constructs(kind)))
-            stack.enter_context(mock.patch.object(kind, "from_pretrained", _loads(kind)))
+        for model_class in classes:
+            stack.enter_context(
+                mock.patch.object(model_class, "__init__", _constructs(model_class))
+            )
+            stack.enter_context(
+                mock.patch.object(model_class, "from_pretrained", _loads(model_class))
+            )
         yield
 
 
-def _constructs(kind: type):
-    own = kind.__init__
+def _constructs(model_class: type):
+    own = model_class.__init__
 
     @wraps(own)  # patch reads its signature
     def __init__(self, *arguments, **options):
         own(self, *arguments, **options)
         # Without values it is a step of loading, or made by patch itself for comparison.
-        if type(self) is kind and not any(p.is_meta for p in self.parameters()):
+        if type(self) is model_class and not any(p.is_meta for p in self.parameters()):
             fastenc.patch(self)
 
     return __init__
 
 
-def _loads(kind: type):
-    own = kind.from_pretrained
+def _loads(model_class: type):
+    own = model_class.from_pretrained
 
     def from_pretrained(*arguments, **options):
         loaded = own(*arguments, **options)

@@ -27,12 +27,12 @@ def test_the_fused_forward_is_what_is_tested(family):
     case, tester = case_of(family, Mixin), ModelTester(family)
     assert case.all_model_classes
     config, inputs = tester.prepare_config_and_inputs_for_common()
-    for kind in case.all_model_classes:
+    for model_class in case.all_model_classes:
         with patched(case.all_model_classes):
-            model = kind(config).eval()
+            model = model_class(config).eval()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*takes its own forward")
-            model(**case("test_training")._prepare_for_class(inputs, kind))
+            model(**case("test_training")._prepare_for_class(inputs, model_class))
 
 
 @pytest.mark.parametrize("name", NAMES)

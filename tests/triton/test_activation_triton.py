@@ -43,11 +43,11 @@ def test_gelu_keeps_its_distance_from_the_erf_form(triton_target, narrow, bounds
 
 @pytest.mark.filterwarnings("ignore:(overflow|divide by zero):RuntimeWarning")
 @pytest.mark.parametrize("narrow", [True, False])
-@pytest.mark.parametrize("kind", [GELU, GELU_TANH, SILU], ids=["gelu", "gelu_tanh", "silu"])
-def test_the_lowest_and_the_highest_number_have_their_limits(triton_target, kind, narrow):
+@pytest.mark.parametrize("activation", [GELU, GELU_TANH, SILU], ids=["gelu", "gelu_tanh", "silu"])
+def test_the_lowest_and_the_highest_number_have_their_limits(triton_target, activation, narrow):
     far = torch.tensor([50.0, 1e4, 3e19, 3.4e38])
     u = torch.cat([-far, far]).to(triton_target.device)
     y, dy = torch.empty_like(u), torch.empty_like(u)
-    _evaluate_kernel[(1,)](u, y, dy, BLOCK=8, KIND=kind, NARROW=narrow)
+    _evaluate_kernel[(1,)](u, y, dy, BLOCK=8, KIND=activation, NARROW=narrow)
     torch.testing.assert_close(y, u.clamp(min=0), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(dy, (u > 0).float(), rtol=0, atol=1e-6)

@@ -81,8 +81,13 @@ def test_bias_corrections_keep_their_digits(device, beta):
     for step in (1, 3, 700, 100_000):
         p = torch.zeros(1, device=device).requires_grad_()
         w = torch.zeros(1, device=device, dtype=torch.float64).requires_grad_()
-        for tensor, kind, options in ((p, AdamW, {}), (w, torch.optim.AdamW, {"foreach": False})):
-            optimizer = kind([tensor], lr=1.0, betas=(beta, beta), weight_decay=0.0, **options)
+        for tensor, optimizer_class, options in (
+            (p, AdamW, {}),
+            (w, torch.optim.AdamW, {"foreach": False}),
+        ):
+            optimizer = optimizer_class(
+                [tensor], lr=1.0, betas=(beta, beta), weight_decay=0.0, **options
+            )
             tensor.grad = torch.ones_like(tensor)
             optimizer._init_group(optimizer.param_groups[0], *([] for _ in range(6)))
             optimizer.state[tensor]["step"].fill_(step - 1)
@@ -301,9 +306,9 @@ def test_a_weight_that_changes_is_cast_again(subject, change):
         else:
             weight.data.mul_(2)
             optimizer.forget_copies()
-    found = run()
+    result = run()
     optimizer.forget_copies()
-    assert torch.equal(found, run())
+    assert torch.equal(result, run())
 
 
 def test_a_frozen_weight_keeps_its_copy(subject):

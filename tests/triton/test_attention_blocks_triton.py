@@ -105,14 +105,14 @@ def a_patched_model(device):
 
 @pytest.mark.parametrize("subject", [an_encoder, a_patched_model])
 def test_a_batch_that_was_packed_on_a_device_gets_its_blocks_once(chosen, subject, monkeypatch):
-    call = subject(chosen.device)
+    forward = subject(chosen.device)
     mask = torch.zeros(3, 200, dtype=torch.bool, device=chosen.device)
     for row, length in zip(mask, (7, 200, 66), strict=True):
         row[:length] = True
     ids = torch.randint(5, 90, mask.shape, device=mask.device)
     with Given() as given:
-        with_blocks = call(ids, mask)
+        with_blocks = forward(ids, mask)
     assert given.made == 1 and len(given.sizes) >= 2
     assert all(size == [(273 + 3 * 63) // 64, (273 + 2 * 63) // 64] for size in given.sizes)
     monkeypatch.setattr("fastenc.ops.attention_blocks.choose", lambda op, impl, x: "cpp")
-    torch.testing.assert_close(with_blocks, call(ids, mask))
+    torch.testing.assert_close(with_blocks, forward(ids, mask))

@@ -160,11 +160,13 @@ def test_the_bias_gradient_is_the_sum_of_the_gradients(
         cu_seqlens, longest, scale=dim**-0.5, dropout_p=dropout_p, rng_state=rng_state
     )
     for rotary in (None, table):
-        call = (*qkv.unbind(1), *plain._replace(rotary=rotary))
-        out, lse = torch.ops.fastenc.attention_fwd(*call)
+        attention_call = (*qkv.unbind(1), *plain._replace(rotary=rotary))
+        out, lse = torch.ops.fastenc.attention_fwd(*attention_call)
         dout = torch.randn_like(out)
-        backward = lambda out=out, lse=lse, dout=dout, call=call: torch.ops.fastenc.attention_bwd(
-            dout, None, out, lse, *call, True, False, True
+        backward = lambda out=out, lse=lse, dout=dout, attention_call=attention_call: (
+            torch.ops.fastenc.attention_bwd(
+                dout, None, out, lse, *attention_call, True, False, True
+            )
         )
         atomic = backward()
         with deterministic():
@@ -232,8 +234,8 @@ def test_blocks_of_the_batch_change_no_result(triton_target, lengths, dtype):
         torch.manual_seed(9)
         options = {"dropout_p": 0.2, "blocks": given, "impl": triton_target.impl}
         out, lse = attention(qkv, cu_seqlens, longest, return_lse=True, **options)
-        found = gradients(out, qkv, dout)
-        results.append((out, lse, *found["atomic"], *found["deterministic"]))
+        grads = gradients(out, qkv, dout)
+        results.append((out, lse, *grads["atomic"], *grads["deterministic"]))
     # One kernel computes delta from the output, which was rounded, the other from the probabilities.
     tolerance = 5e-3 if dtype == torch.float16 else 1e-5
     for ours, theirs in zip(*results, strict=True):
@@ -255,8 +257,8 @@ def test_float32_products_are_ieees_or_tf32s_by_choice(dim):
     for precision in ("ieee", "tf32"):
         torch.backends.cuda.matmul.fp32_precision = precision  # large_tiles() sets it back
         out = attention(qkv, cu_seqlens, longest, impl="triton")
-        found = (out, *gradients_of(out, qkv, dout))
-        distances = [(a - b).norm() / b.norm() for a, b in zip(found, expected, strict=True)]
+        results = (out, *gradients_of(out, qkv, dout))
+        distances = [(a - b).norm() / b.norm() for a, b in zip(results, expected, strict=True)]
         worst[precision] = max(float(distance) for distance in distances)
     assert worst["ieee"] < 1e-5
     assert 5e-5 < worst["tf32"] < 3e-3
@@ -404,8 +406,8 @@ def test_gradients_of_keys_that_are_all_hidden_by_the_lowest_number(triton_targe
     out = run(case, inputs, impl=triton_target.impl)
     dout = torch.randn_like(out)
     expected = gradients_of(run_peer(case, inputs), inputs.leaves(), dout)
-    for found in gradients(out, inputs.leaves(), dout).values():
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for gradient in gradients(out, inputs.leaves(), dout).values():
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e10, 1e14])
@@ -462,6 +464,6 @@ def test_gradients_of_large_scores(
     (expected,) = torch.autograd.grad(exact, wide, dout.double())
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     for mode, (dqkv,) in gradients(out, qkv, dout).items():
-        for found, true in zip(dqkv.unbind(1), expected.unbind(1), strict=True):
+        for gradient, true in zip(dqkv.unbind(1), expected.unbind(1), strict=True):
             assert true.abs().amax() > 0
-            assert (found - true).abs().amax() <= tolerance * true.abs().amax(), mode
+            assert (gradient - true).abs().amax() <= tolerance * true.abs().amax(), mode

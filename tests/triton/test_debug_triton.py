@@ -22,10 +22,10 @@ def used_offsets():
 
 def attention(half):
     q, k, v = torch.randn(3, TOKENS, 1, 16, dtype=torch.float16 if half else torch.float32)
-    call = self_attention_call(used_offsets(), 40, scale=0.25)
-    out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *call)
+    attention_call = self_attention_call(used_offsets(), 40, scale=0.25)
+    out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *attention_call)
     gradients = torch.ops.fastenc.attention_bwd(
-        out, None, out, lse, q, k, v, *call, False, False, False
+        out, None, out, lse, q, k, v, *attention_call, False, False, False
     )
     return {"out": out, "lse": lse.mT, "dk": gradients[1], "dv": gradients[2]}
 
@@ -43,8 +43,8 @@ def rotary():
 
 def head_statistics():
     q, k = torch.randn(2, TOKENS, 1, 16)
-    call = (used_offsets(), None, None, 40, 0.25, -1, -1, False)
-    return {"statistics": torch.ops.fastenc.head_statistics(q, k, *call)[0]}
+    arguments = (used_offsets(), None, None, 40, 0.25, -1, -1, False)
+    return {"statistics": torch.ops.fastenc.head_statistics(q, k, *arguments)[0]}
 
 
 OPS = {
@@ -102,5 +102,5 @@ def test_assertions_are_compiled_when_debugging(value):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = dict(line.split() for line in done.stdout.splitlines())
-    assert found["_attention_short_fwd_kernel"] == str(value == "1")
+    compiled = dict(line.split() for line in done.stdout.splitlines())
+    assert compiled["_attention_short_fwd_kernel"] == str(value == "1")

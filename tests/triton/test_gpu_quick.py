@@ -86,8 +86,8 @@ def test_forwards_are_timed_as_in_training(monkeypatch):
     seen = []
 
     def compare(providers, *, work, **options):
-        call = providers["fastenc"]
-        out = call.prepare() if isinstance(call, _harness.Prepared) else call()
+        provider = providers["fastenc"]
+        out = provider.prepare() if isinstance(provider, _harness.Prepared) else provider()
         seen.append((out.requires_grad, work))
         return {"fastenc": {"median_ms": 1.0}}
 
@@ -178,7 +178,7 @@ def test_what_is_wrong_is_not_timed(monkeypatch, tmp_path):
 
 def test_a_new_run_of_a_section_forgets_the_last_one(monkeypatch, tmp_path):
     called = []
-    monkeypatch.setattr(command, "supervise", lambda *call: called.append(call) or [])
+    monkeypatch.setattr(command, "supervise", lambda *arguments: called.append(arguments) or [])
     path = tmp_path / gpu_quick.FILE
     path.write_text(json.dumps({"check": {"cases": {"old": {}}}, "time": {"cases": {"kept": {}}}}))
     assert command.main(["check", "--small", "--output", str(tmp_path)]) == 0
@@ -202,8 +202,8 @@ def test_kernels_are_compiled_by_several_processes(monkeypatch):
     assert every[0][0] == "minilm" and len(every) > 10
     items = [("bias_gelu", number, 0) for number in (0, 999)]
     monkeypatch.setattr(prewarm, "work_of", lambda size: items)
-    found = prewarm.prewarm(gpu_quick.SMALL)
-    assert found["items"] == 2 and found["wrong"]["bias_gelu"].startswith("IndexError")
+    report = prewarm.prewarm(gpu_quick.SMALL)
+    assert report["items"] == 2 and report["wrong"]["bias_gelu"].startswith("IndexError")
 
 
 def test_a_new_architecture_is_asked_for_its_rules(monkeypatch):
@@ -217,8 +217,8 @@ def test_a_new_architecture_is_asked_for_its_rules(monkeypatch):
     monkeypatch.setattr(timing, "time_op", lambda *_: {"forward": {}})
     cases = dict(rules.cases(gpu_quick.SMALL))
     assert len(cases) == 12 and choice() is False
-    for call in list(cases.values())[:2]:
-        assert call() == {"right": True, "forward": {}}
+    for run_case in list(cases.values())[:2]:
+        assert run_case() == {"right": True, "forward": {}}
     assert seen == [False, True] and "FASTENC_WARP_GROUPS" not in os.environ
     for known in ("sm_90", None):
         monkeypatch.setattr(launch, "architecture", lambda device, known=known: known)
@@ -376,7 +376,7 @@ def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeyp
     stages = [line.split(":")[0] for line in printed.splitlines() if ", code " in line]
     assert [name for name in stages if name in BY_PART[part]] == BY_PART[part]
     assert "not begun" not in printed
-    monkeypatch.setattr(command, "supervise", lambda *call: [])
+    monkeypatch.setattr(command, "supervise", lambda *arguments: [])
     checks = {
         "benchmarks.gpu_quick": lambda given: command.main([*given, "--small"]) == 0,
         "benchmarks.gpu_quick.profiled": lambda given: given == [],
@@ -401,14 +401,14 @@ def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeyp
 def test_a_part_brings_home_a_few_small_files(commands):
     cache = commands.tree / "build" / "visit" / "triton" / "key"
     cache.mkdir(parents=True)
-    for kind in ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json"):
-        (cache / f"kernel.{kind}").touch()
+    for suffix in ("source", "ttir", "ttgir", "llir", "ptx", "cubin", "json"):
+        (cache / f"kernel.{suffix}").touch()
     _, printed, code = commands("1")
     names = {path.name for path in commands.out.iterdir()}
     assert names == {"log_1.txt", "sm_90.json", "cache.tar.xz", "extension.tar.xz"}
     with tarfile.open(commands.out / "cache.tar.xz") as archive:
-        kinds = {Path(member.name).suffix for member in archive if member.isfile()}
-    assert kinds == {".cubin", ".json"}, "what a launch needs of a compiled kernel"
+        suffixes = {Path(member.name).suffix for member in archive if member.isfile()}
+    assert suffixes == {".cubin", ".json"}, "what a launch needs of a compiled kernel"
     kept = commands.tree / "build" / "visit"
     assert kept.is_dir(), "what the next part takes stays in the tree"
     (kept / "quick").mkdir()

@@ -38,8 +38,8 @@ def test_windows_and_biases_keep_the_budget(triton_target, window_size, radius):
 def test_without_targets_and_without_tokens(triton_target):
     device, impl = triton_target.device, triton_target.impl
     q, k, _ = inputs([7, 70], 2, 32, torch.float32, device)
-    found = head_statistics(q, k, offsets([7, 70], device), 70, impl=impl)
-    assert found.target.eq(0).all()
+    statistics = head_statistics(q, k, offsets([7, 70], device), 70, impl=impl)
+    assert statistics.target.eq(0).all()
     torch.library.opcheck(
         torch.ops.fastenc.head_statistics.default,
         (q, k, offsets([7, 70], device), None, None, 70, 0.2, -1, -1, False),

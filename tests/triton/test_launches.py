@@ -32,7 +32,7 @@ def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_
     of_one, *others = variants.values()
     assert len(of_one) > 25 and {"_column_sum_kernel", "_attention_short_bwd_kernel"} <= set(of_one)
     assert all(all(fused) for fused in of_one.values())
-    assert all(found == of_one for found in others)
+    assert all(variant == of_one for variant in others)
 
 
 LOOK_UPS = """
@@ -133,9 +133,9 @@ def test_offsets_that_do_not_fit_are_asserted_when_debugging(
     q = torch.randn(70, 1, 16, dtype=dtype)
     offsets = torch.tensor(offsets, dtype=torch.int32)
     longest = longest if dtype == torch.float16 else min(longest, 32) if longest < 40 else longest
-    call = self_attention_call(offsets, longest, scale=0.25)
+    attention_call = self_attention_call(offsets, longest, scale=0.25)
     with pytest.raises(Exception, match=message):
-        attention.attention_forward(q, q, q, *call)
+        attention.attention_forward(q, q, q, *attention_call)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +261,17 @@ for launch, (source, metadata, grid, arguments) in zip(launches, seen, strict=Tr
     aligned = {place[0] for place, values in source.attrs.items() if any(v[0] == "tt.divisibility" for v in values)}
     expected = []
     for place, (name, value) in enumerate(zip(names, arguments, strict=True)):
-        kind = source.signature[name]
-        if kind == "constexpr" or place in constants:
+        parameter_type = source.signature[name]
+        if parameter_type == "constexpr" or place in constants:
             constant = constants.get(place)
             if getattr(constant, "value", constant) != value:
                 wrong.append((source.name, name, constant, value))
-        elif kind[0] == "*":
+        elif parameter_type[0] == "*":
             expected.append([8, value.data_ptr()])
-        elif kind in ("fp32", "f32"):
+        elif parameter_type in ("fp32", "f32"):
             expected.append([4, struct.unpack("I", struct.pack("f", value))[0]])
         else:
-            size = int(kind[1:]) // 8
+            size = int(parameter_type[1:]) // 8
             expected.append([size, value & (2 ** (8 * size) - 1)])
         if place in aligned and expected[-1][1] % 16:
             wrong.append((source.name, name, "not aligned"))

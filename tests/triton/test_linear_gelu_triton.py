@@ -61,8 +61,8 @@ def test_no_rows_and_strided_inputs(triton_target):
     inputs = inputs_of(triton_target, dtype, (5,), 16, 8, 24)
     strided = [torch.stack([v, v + 7], -1)[..., 0] for v in inputs]
     assert not strided[0].is_contiguous()
-    found, expected = (linear_gelu(*given, impl="triton") for given in (strided, inputs))
-    assert torch.equal(found, expected)
+    actual, expected = (linear_gelu(*given, impl="triton") for given in (strided, inputs))
+    assert torch.equal(actual, expected)
 
 
 def test_only_what_is_asked_for_is_computed(triton_target, launches):
@@ -89,9 +89,9 @@ def layer_dtype(triton_target):
     return triton_target.dtypes[-1]
 
 
-@pytest.mark.parametrize("kind", ["bert", "mbart"])
-def test_an_encoder_layer_takes_them_with_the_switch(layer_dtype, launches, monkeypatch, kind):
-    layer = Layer(KINDS[kind], (5, 0, 23), layer_dtype)
+@pytest.mark.parametrize("variant", ["bert", "mbart"])
+def test_an_encoder_layer_takes_them_with_the_switch(layer_dtype, launches, monkeypatch, variant):
+    layer = Layer(KINDS[variant], (5, 0, 23), layer_dtype)
     monkeypatch.setenv(SWITCH, "1")
     results = layer.run(run_fused_sublayers)
     ours = gradients(results, layer.values)
@@ -110,13 +110,13 @@ def test_an_encoder_layer_takes_them_with_the_switch(layer_dtype, launches, monk
 
 def test_with_dropout_the_layer_is_that_of_separate_passes(layer_dtype, launches, monkeypatch):
     """But for rounding: GELU's input is rounded before it, and not with the product's epilogue."""
-    layer, found = Layer(KINDS["bert"], (5, 0, 23), layer_dtype), []
+    layer, runs = Layer(KINDS["bert"], (5, 0, 23), layer_dtype), []
     for switch in ("0", "1"):
         monkeypatch.setenv(SWITCH, switch)
         (y,) = layer.run(run_fused_sublayers, LayerDropout(0.1, 0.1, 0.0, 0.1))
-        found.append({"y": y.detach(), **gradients((y,), layer.values)})
+        runs.append({"y": y.detach(), **gradients((y,), layer.values)})
         assert bool(launches()) == (switch == "1")
-    separate, ours = found
+    separate, ours = runs
     for name, expected in separate.items():
         scale = separate["key" if name == "key_bias" else name].abs().max().item()
         allowed = 16 * torch.finfo(layer_dtype).eps * scale
@@ -126,7 +126,7 @@ def test_with_dropout_the_layer_is_that_of_separate_passes(layer_dtype, launches
 def test_other_layers_keep_their_passes(layer_dtype, launches, monkeypatch):
     """A gate, another activation, no bias, or dropout of the inner activations."""
     monkeypatch.setenv(SWITCH, "1")
-    for kind, p in (("tanh", 0.0), ("modernbert", 0.0), ("t5", 0.0), ("bert", 0.2)):
-        layer = Layer(KINDS[kind], (5,), layer_dtype)
+    for variant, p in (("tanh", 0.0), ("modernbert", 0.0), ("t5", 0.0), ("bert", 0.2)):
+        layer = Layer(KINDS[variant], (5,), layer_dtype)
         gradients(layer.run(run_fused_sublayers, LayerDropout(0, 0, p, 0)), layer.values)
     assert not launches()

@@ -31,9 +31,9 @@ def test_equal_to_the_reference_to_the_bit(triton_target, tokens, probability):
 def test_registration_passes_opcheck_and_compiles(triton_target):
     arguments = on(triton_target.device, 40)
     seed = torch.tensor([9], device=triton_target.device)
-    call = lambda: mlm_corruption(*arguments, 3, seed=seed, impl=triton_target.impl)
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    assert all(torch.equal(a, b) for a, b in zip(call(), compiled(), strict=True))
+    corrupt = lambda: mlm_corruption(*arguments, 3, seed=seed, impl=triton_target.impl)
+    compiled = torch.compile(corrupt, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert all(torch.equal(a, b) for a, b in zip(corrupt(), compiled(), strict=True))
     ids, *rest = arguments
     torch.library.opcheck(torch.ops.fastenc.mlm_corruption.default, (ids, seed, *rest, 3, 2**31))
 
@@ -42,11 +42,11 @@ def test_registration_passes_opcheck_and_compiles(triton_target):
 def test_captured_in_a_cuda_graph(triton_target):
     arguments = on(triton_target.device, 300)
     seed = torch.tensor([1], device=triton_target.device)
-    call = lambda: mlm_corruption(*arguments, 3, seed=seed, impl=triton_target.impl)
-    call()
+    corrupt = lambda: mlm_corruption(*arguments, 3, seed=seed, impl=triton_target.impl)
+    corrupt()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = call()
+        captured = corrupt()
     seed.fill_(2)
     graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, call(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(captured, corrupt(), strict=True))

@@ -240,7 +240,7 @@ def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     assert not torch.equal(before[0], results[0])
 
 
-def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
+def in_uniform_probabilities(target, dtype, wrap=lambda function: function):
     """Attention whose values are unit vectors: the result is the mask, and so is the values' gradient."""
     length = 16
     qkv = torch.zeros(length, 3, 1, length, device=target.device, dtype=dtype)
@@ -248,43 +248,45 @@ def in_uniform_probabilities(target, dtype, wrap=lambda call: call):
     qkv[:, 2, 0] = unit
     qkv.requires_grad_()
     cu_seqlens = offsets_of((length,)).to(target.device)
-    call = wrap(lambda qkv: ops.attention(qkv, cu_seqlens, length, dropout_p=0.5, impl=target.impl))
+    attend = wrap(
+        lambda qkv: ops.attention(qkv, cu_seqlens, length, dropout_p=0.5, impl=target.impl)
+    )
 
     def step():
-        out = call(qkv)
+        out = attend(qkv)
         (gradient,) = torch.autograd.grad(out, qkv, unit[:, None])
         return out.detach()[:, 0], gradient[:, 2, 0].t()
 
     return step
 
 
-def in_layer_norm(target, dtype, wrap=lambda call: call):
+def in_layer_norm(target, dtype, wrap=lambda function: function):
     """Ones, some of which are dropped: only the kept ones are above the mean and have a gradient."""
     x = torch.ones(4, 256, device=target.device, dtype=dtype, requires_grad=True)
     residual, dout = torch.zeros_like(x), torch.randn_like(x)
     weight = torch.ones(256, device=target.device, dtype=dtype)
     named = dict(residual=residual, dropout_p=0.5, impl=target.impl)
-    call = wrap(lambda x: ops.layer_norm(x, weight, torch.zeros_like(weight), **named))
+    normalize = wrap(lambda x: ops.layer_norm(x, weight, torch.zeros_like(weight), **named))
 
     def step():
-        y = call(x)
+        y = normalize(x)
         (gradient,) = torch.autograd.grad(y, x, dout)
         return y.detach(), gradient
 
     return step
 
 
-def in_embedding(target, dtype, wrap=lambda call: call):
+def in_embedding(target, dtype, wrap=lambda function: function):
     """One token, with a gradient for the norm's bias where dropout keeps an element."""
     new = lambda *shape: torch.randn(*shape, device=target.device).to(dtype)
     ids = torch.zeros(1, dtype=torch.long, device=target.device)
     tables, weight, bias = [new(3, 256) for _ in range(3)], new(256), new(256).requires_grad_()
     named = {"position": tables[1], "token_type": tables[2], "position_ids": ids.clone()}
     named |= {"dropout_p": 0.5, "impl": target.impl}
-    call = wrap(lambda bias: ops.embedding_layer_norm(ids, tables[0], weight, bias, **named))
+    embed = wrap(lambda bias: ops.embedding_layer_norm(ids, tables[0], weight, bias, **named))
 
     def step():
-        y = call(bias)
+        y = embed(bias)
         (gradient,) = torch.autograd.grad(y, bias, torch.ones_like(y))
         return y.detach()[0].abs(), gradient
 

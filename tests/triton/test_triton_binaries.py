@@ -105,6 +105,8 @@ BUDGETS = {
         Budget(
             DISENTANGLED.format("backward_tables") + " of queries", 2, (156.0, 156.0), 216, "mma"
         ),
+        Budget("global_window_attention merge 64 bf16", 16, (13.3, 13.3), 32, None),
+        Budget("global_window_attention merge backward 64 bf16", 16, (23.1, 23.1), 56, None),
         Budget(LINEAR_GELU.format(False), 64, (1.2, 1.3), 144, "wgmma"),
         Budget(LINEAR_GELU.format(True), 64, (1.3, 1.4), 152, "wgmma"),
         # A block with vectors and one with a mask, of which a program takes one.

@@ -60,7 +60,7 @@ def problem():
 def clock_of(cost, x):
     """Seconds of the launch that is being tried: cost(forward's parameters) + cost(backward's parameters)."""
 
-    def clock(call, prepare):
+    def clock(operation, prepare):
         chosen = [bias_gelu.config(WIDTH, like=x, backward=b) for b in (False, True)]
         return sum(map(cost, chosen))
 
@@ -125,7 +125,7 @@ def test_wrong_and_failing_candidates_are_never_timed(triton_target, tables):
             raise RuntimeError("out of resources")
         return y
 
-    def clock(call, prepare):
+    def clock(operation, prepare):
         parameters = bias_gelu.config(WIDTH, like=x, backward=False)
         timed.append(parameters["ROWS"])
         return distance(parameters)
@@ -141,7 +141,9 @@ def test_a_rule_that_fails_is_an_error(triton_target, tables):
     def fails(x, bias, impl):
         return x + bias if impl == "reference" else x + bias + 1
 
-    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner = tune.Tuner(
+        tables / "sm_00.json", lambda operation, prepare: 1.0, impl=triton_target.impl
+    )
     made = problem()
 
     def run_op(x, bias, impl):
@@ -165,13 +167,13 @@ def test_less_than_two_percent_is_noise(triton_target, tables):
 
 def test_an_interrupted_run_goes_on_and_keeps_what_is_there(triton_target, tables):
     path, made = tables / "sm_00.json", problem()
-    first = tune.Tuner(path, lambda call, prepare: 1.0, impl=triton_target.impl)
+    first = tune.Tuner(path, lambda operation, prepare: 1.0, impl=triton_target.impl)
     assert not first.tune(made, until=0.0)
     assert not path.exists(), "the time was up before the first launch"
     assert first.tune(made)
     before = path.read_text()
 
-    def no_clock(call, prepare):
+    def no_clock(operation, prepare):
         raise AssertionError("timed again")
 
     again = tune.Tuner(path, no_clock, impl=triton_target.impl)
@@ -201,16 +203,16 @@ def test_lengths_go_by_buckets(tables):
     }
     (tables / "sm_00.json").write_text(json.dumps({"entries": [entry]}))
     qkv = torch.empty(0, dtype=torch.float16)
-    kind = ("forward", 64, "half", False, False)
-    ask = lambda length, p: attention.config(*kind, like=qkv, max_seqlen=length, dropout=p)
+    key = ("forward", 64, "half", False, False)
+    ask = lambda length, p: attention.config(*key, like=qkv, max_seqlen=length, dropout=p)
     assert ask(512, False) == ask(257, False) == entry["launch"]
-    assert ask(256, False) == ask(512, True) == attention.config(*kind)
+    assert ask(256, False) == ask(512, True) == attention.config(*key)
     assert [launch.bucket(n) for n in (0, 1, 16, 17, 512, 513)] == [16, 16, 16, 32, 512, 1024]
 
 
 def test_a_run_that_is_not_finished_says_so(triton_target, tables, monkeypatch, capsys):
     monkeypatch.setattr(tune, "ON_GPU", True)
-    monkeypatch.setattr(tune, "kernel_clock", lambda: lambda call, prepare: 1.0)
+    monkeypatch.setattr(tune, "kernel_clock", lambda: lambda operation, prepare: 1.0)
     monkeypatch.setattr(tune, "problems", lambda dtype: iter([problem]))
     monkeypatch.setattr(tune, "Tuner", partial(tune.Tuner, impl=triton_target.impl))
     assert tune.main(["--seconds", "0", "--processes", "0"]) == tune.UNFINISHED
@@ -247,7 +249,9 @@ def test_each_op_asks_for_a_launch_forward_and_one_backward(triton_target, table
     monkeypatch.setattr(bench_embedding_layer_norm, "VOCABULARY", 20)
     monkeypatch.setattr(launch.registry[op], "grid", {})
     monkeypatch.setattr(launch.registry[op], "candidates", ())
-    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner = tune.Tuner(
+        tables / "sm_00.json", lambda operation, prepare: 1.0, impl=triton_target.impl
+    )
     tuner.tune(SMALL[op]())
     assert [entry["op"] for entry in tuner.entries.values()] == [op, op]
 
@@ -265,7 +269,9 @@ def test_attention_is_tuned_in_modes_of_its_own(triton_target, tables, monkeypat
         mode=getattr(_tuning, mode),
         tolerance=_tuning.TF32_TOLERANCE,
     )
-    tuner = tune.Tuner(tables / "sm_00.json", lambda call, prepare: 1.0, impl=triton_target.impl)
+    tuner = tune.Tuner(
+        tables / "sm_00.json", lambda operation, prepare: 1.0, impl=triton_target.impl
+    )
     tuner.tune(made)
     keys = [entry["key"] for entry in tuner.entries.values()]
     asked = {(key["kernel"], key["precision"]) for key in keys}
@@ -287,10 +293,10 @@ def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
         started[kernel] = named.get("BLOCK_N")
         run_kernel(kernel, grid, *arguments, **named)
 
-    def clock(call, prepare):
+    def clock(operation, prepare):
         argument = () if prepare is None else (prepare(),)
         started.clear()
-        call(*argument)
+        operation(*argument)
         tried.append(dict(started))
         return 0.5 if attention._attention_bwd_q_kernel in started else 1.0
 

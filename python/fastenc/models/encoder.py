@@ -72,17 +72,23 @@ class EncoderLayer(nn.Module):
         width, attention, inner = config.hidden_size, spec.attention, spec.feed_forward
         heads_width = attention.num_heads * attention.head_dim
         inner_rows = inner.intermediate_size * (2 if inner.gated else 1)
-        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv)
+        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv and biases.key)
+        new_bias = lambda: (
+            nn.Parameter(torch.zeros(heads_width)) if biases.qkv and not biases.key else None
+        )
+        self.query_bias, self.value_bias = new_bias(), new_bias()
+        self._attention = attention
         self.attention_out = nn.Linear(heads_width, width, bias=biases.attention_out)
         self.attention_norm = make_norm(spec.attention_norm, width, biases.norm)
         self.up = nn.Linear(width, inner_rows, bias=biases.up)
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
         self.out_norm = make_norm(spec.out_norm, width, biases.norm)
         own = config.architecture.position_modules(config).own_projections
-        project = lambda term: (
-            nn.Linear(width, heads_width, bias=biases.qkv) if term in own else None
+        project = lambda term, bias: (
+            nn.Linear(width, heads_width, bias=bias) if term in own else None
         )
-        self.position_key, self.position_query = project("c2p"), project("p2c")
+        self.position_key = project("c2p", biases.qkv and biases.key)
+        self.position_query = project("p2c", biases.qkv)
         self.global_qkv = (
             nn.Linear(width, 3 * heads_width, bias=biases.qkv)
             if attention.global_attention
@@ -95,9 +101,12 @@ class EncoderLayer(nn.Module):
 
     def weights(self) -> LayerWeights:
         of_globals = self.global_qkv
+        qkv_bias: Tensor | None = self.qkv.bias
+        if self.query_bias is not None and self.value_bias is not None:
+            qkv_bias = self._attention.bias_without_key(self.query_bias, self.value_bias)
         return LayerWeights(
             (self.qkv.weight,),
-            (self.qkv.bias,),
+            (qkv_bias,),
             self.attention_out.weight,
             self.attention_out.bias,
             self.attention_norm.weight,
@@ -176,6 +185,7 @@ class Encoder(PretrainedModel):
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
+            drop_first=architecture.drops_before_embedding_norm(config),
         )
         norm = self.stack.layers[0].out_norm
         self.first_norm = (
@@ -388,6 +398,18 @@ class Encoder(PretrainedModel):
     def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
         """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
         return embed_words(self, sentences, **options)
+
+
+def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
+    """The encoder of a model with a head, with the pooler of transformers' class.
+
+    A pooler that the head does not read is loaded and saved, but not trained.
+    """
+    has_unread = config.architecture.has_unread_pooler and not reads_pooler
+    encoder = Encoder(config.replace(pooler=reads_pooler or has_unread))
+    if has_unread and encoder.pooler is not None:
+        encoder.pooler.requires_grad_(False)
+    return encoder
 
 
 def _parameters(module: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:

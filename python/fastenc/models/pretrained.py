@@ -301,6 +301,10 @@ class PretrainedModel(nn.Module):
             if key in head_names:
                 table[key] = (head_names[key],)
                 continue
+            parameter = encoder_names.get(key.removeprefix("encoder."))
+            if isinstance(parameter, str):
+                table[key] = (f"{prefix}{parameter}",)
+                continue
             module, leaf = key.rsplit(".", 1)
             if module in head_names:
                 table[key] = (f"{head_names[module]}.{leaf}",)
@@ -353,7 +357,8 @@ class PretrainedModel(nn.Module):
         unread = [
             name
             for name in sorted({*tensors} - read)
-            if name.startswith(encoder) and not name.endswith(BUFFERS)
+            if name.startswith(encoder)
+            and not (name.endswith(BUFFERS) or name.startswith(architecture.unread))
         ]
         if unread:
             raise ValueError(

@@ -22,11 +22,13 @@ class EmbeddingSpec:
     """Embeddings: the norm after the sum of the tables' rows, or None, and the factor of the word embeddings.
 
     ``project_first``: the projection comes before norm and dropout, not after them.
+    ``drop_first``: dropout comes before the norm, not after it.
     """
 
     norm: NormSpec | None
     scale: float = 1.0
     project_first: bool = False
+    drop_first: bool = False
 
 
 class EmbeddingTables(NamedTuple):
@@ -59,6 +61,7 @@ class Embeddings(nn.Module):
         scale: factor of the word embeddings.
         projection: whether a linear layer follows.
         project_first: whether it comes before the norm, and has no bias.
+        drop_first: whether dropout comes before the norm.
     """
 
     def __init__(
@@ -76,10 +79,11 @@ class Embeddings(nn.Module):
         dropout_p: float = 0.0,
         projection: bool = False,
         project_first: bool = False,
+        drop_first: bool = False,
     ):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
-        self.spec = EmbeddingSpec(norm, scale, project_first and projection)
+        self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first)
         self.word = nn.Embedding(vocab_size, width)
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
@@ -158,6 +162,7 @@ def embed(
     used = [table for table in (t.word, t.position, t.token_type) if table is not None]
     one_dtype = all(table.dtype == t.word.dtype for table in used)
     one_op = one_dtype and spec.scale == 1.0 and inputs_embeds is None and not spec.project_first
+    one_op = one_op and not (spec.drop_first and dropout_p > 0)
     if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
         x, tied_weight = tied_embedding_layer_norm(
             input_ids,
@@ -186,7 +191,10 @@ def embed(
             x = x + F.embedding(rows, t.position, t.position_padding_idx)
         if spec.project_first:
             x = _projected(t, x)
-        x = F.dropout(_normalised(spec, t, x), dropout_p)
+        if spec.drop_first:
+            x = _normalised(spec, t, F.dropout(x, dropout_p))
+        else:
+            x = F.dropout(_normalised(spec, t, x), dropout_p)
     return (x if spec.project_first else _projected(t, x)), tied_weight
 
 

@@ -40,6 +40,7 @@ from fastenc.ops.gemm import linear
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
+    | {"interleaved"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -136,7 +137,7 @@ def _attend(
     added: LayerAdaptation,
 ) -> Tensor:
     qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    qkv = added.to_output("qkv", qkv, x).view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+    qkv = spec.split_qkv(added.to_output("qkv", qkv, x))
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
         keys, queries = project_positions(

@@ -40,6 +40,7 @@ class AttentionSpec:
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
         global_attention: the batch's global tokens see all tokens and are seen by all; see
             :func:`fastenc.ops.global_window_attention`.
+        interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
@@ -48,7 +49,26 @@ class AttentionSpec:
     scale: float
     window: tuple[int, int] = (-1, -1)
     position_terms: tuple[str, ...] = ()
+    interleaved: bool = False
     global_attention: bool = False
+
+    def split_qkv(self, qkv: Tensor) -> Tensor:
+        """A view (tokens, 3, num_heads, head_dim) of the product (tokens, 3 num_heads head_dim)."""
+        if self.interleaved:
+            return qkv.view(len(qkv), self.num_heads, 3, self.head_dim).transpose(1, 2)
+        return qkv.view(len(qkv), 3, self.num_heads, self.head_dim)
+
+    def join_qkv(self, qkv: Tensor) -> Tensor:
+        """The inverse of :meth:`split_qkv`; a copy if heads are interleaved."""
+        return (qkv.transpose(1, 2) if self.interleaved else qkv).flatten(1)
+
+    def bias_without_key(self, query: Tensor, value: Tensor) -> Tensor:
+        """The bias of the product, from those of q and v; that of k is 0."""
+        return self.join_qkv(
+            torch.stack((query, torch.zeros_like(query), value)).view(
+                1, 3, self.num_heads, self.head_dim
+            )
+        )[0]
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,11 @@ class OtherSegments:
 
 
 # Family → name of the pair classifier in its checkpoints.
-PAIR_HEADS = {"bert": "cls.seq_relationship", "albert": "sop_classifier.classifier"}
+PAIR_HEADS = {
+    "bert": "cls.seq_relationship",
+    "big_bird": "cls.seq_relationship",
+    "albert": "sop_classifier.classifier",
+}
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,9 @@ class PairMaskedLM(MaskedLM):
 
         loss = mean over the masked tokens + mean over the pairs
 
-    Its checkpoints are those of transformers' BertForPreTraining and AlbertForPreTraining. ALBERT applies dropout with
-    ``classifier_dropout_p`` to the pooler's output, BERT does not.
-    Raises: ValueError for another family than BERT and ALBERT.
+    Its checkpoints are those of transformers' BertForPreTraining, BigBirdForPreTraining and AlbertForPreTraining.
+    ALBERT applies dropout with ``classifier_dropout_p`` to the pooler's output, the others do not.
+    Raises: ValueError for another family than BERT, BigBird and ALBERT.
     Source: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
     """
 
@@ -166,12 +170,12 @@ class PairMaskedLM(MaskedLM):
     def __init__(self, config: EncoderConfig):
         if config.family not in PAIR_HEADS:
             raise ValueError(
-                "only BERT and ALBERT checkpoints have a head for pairs of segments, got family "
+                "only BERT, BigBird and ALBERT checkpoints have a head for pairs of segments, got family "
                 f"{config.family!r}: use one of these, or the objective mlm"
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
-        # BERT's pair head has no dropout.
+        # The pair heads of the others have no dropout.
         self.pair_dropout_p = (
             (config.classifier_dropout_p or 0.0) if config.family == "albert" else 0.0
         )

@@ -44,7 +44,7 @@ def global_window_attention(
         )
         for x in (k, v)
     )
-    is_global = torch.zeros_like(cu_seqlens, dtype=torch.bool).new_zeros(len(q))
+    is_global = torch.zeros(len(q), dtype=torch.bool, device=q.device)
     is_global = pad(is_global.index_fill(0, global_tokens, True), rows, exists)
     distance = (
         torch.arange(length, device=q.device) - torch.arange(length, device=q.device)[:, None]
@@ -74,9 +74,11 @@ def global_window_attention(
     token = torch.arange(len(q), device=q.device)
     sequence = torch.searchsorted(cu_seqlens.contiguous(), token, right=True) - 1
     out = local[sequence, token - cu_seqlens[sequence]]
+    global_k, global_v = global_kv.to(wide).unbind(1)
     of_globals, _ = attention(
         global_q.to(wide),
-        *global_kv.to(wide).unbind(1),
+        global_k,
+        global_v,
         cu_globals,
         cu_seqlens,
         globals_at_most,

@@ -174,12 +174,13 @@ def _global_tokens(
 
     The number of those in a global mask is read back, which waits for a GPU.
     """
-    mask, global_mask = arguments.get("attention_mask"), arguments.get(GLOBAL_MASK)
+    mask: Any = arguments.get("attention_mask")
+    global_mask: Any = arguments.get(GLOBAL_MASK)
     if not live.stack.has_global_attention or (mask is None and global_mask is None):
         return None
-    merged = 1 if mask is None else mask
+    merged = mask
     if global_mask is not None:
-        merged = merged * (global_mask + 1)
+        merged = global_mask + 1 if mask is None else mask * (global_mask + 1)
     is_global = (merged == 2).reshape(-1)[batch.indices]
     if global_mask is None and metadata is not None:
         return is_global.nonzero_static(size=metadata.global_tokens).flatten()

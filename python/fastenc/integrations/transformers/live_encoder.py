@@ -33,6 +33,7 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
+    AttentionSpec,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -46,9 +47,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LINEARS = ("qkv", "attention_out", "up", "down")
-# Linear layers that only some families have.
+# Linear layers and parameters that only some families have.
 POSITIONS = ("position_key", "position_query")
 GLOBAL_QKV = "global_qkv"
+BIASES = ("query_bias", "value_bias")
 POOLER = "pooler"
 
 
@@ -61,20 +63,24 @@ class LiveLayer:
         modules: our name of a module → transformers' modules, whose weights are stacked.
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
+        biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
+        attention: the description of its attention.
     """
 
     module: nn.Module
     modules: dict[str, tuple[Any, ...]]
     dropouts: LayerDropout
     added: LayerAdaptation | None
+    biases: tuple[tuple[nn.Module, str], ...]
+    attention: AttentionSpec
 
     def weights(self) -> LayerWeights:
         m = self.modules
         (attention_out,), (attention_norm,) = m["attention_out"], m["attention_norm"]
         (down,), (out_norm,) = m["down"], m["out_norm"]
-        weights = LayerWeights(
+        return LayerWeights(
             tuple(linear.weight for linear in m["qkv"]),
-            tuple(linear.bias for linear in m["qkv"]),
+            self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
             attention_norm.weight,
@@ -85,26 +91,29 @@ class LiveLayer:
             down.bias,
             out_norm.weight,
             getattr(out_norm, "bias", None),
-            *self._position_projections(),
-        )
-        of_globals = m.get(GLOBAL_QKV)
-        if of_globals is None:
-            return weights
-        return weights._replace(
-            global_qkv_weights=tuple(linear.weight for linear in of_globals),
-            global_qkv_biases=tuple(linear.bias for linear in of_globals),
+            **self._own_projections(),
         )
 
-    def _position_projections(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias of each, None for one that the layer lacks; empty without any."""
-        if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
-            return ()
-        linears = [self.modules.get(name, (None,))[0] for name in POSITIONS]
-        return tuple(
-            tensor
-            for linear in linears
-            for tensor in ((None, None) if linear is None else (linear.weight, linear.bias))
-        )
+    def _qkv_biases(self) -> tuple[Tensor | None, ...]:
+        if not self.biases:
+            return tuple(linear.bias for linear in self.modules["qkv"])
+        query, value = (getattr(module, name) for module, name in self.biases)
+        return (self.attention.bias_without_key(query, value),)
+
+    def _own_projections(self) -> dict[str, Any]:
+        """The weights of linear layers that only some families have, by their names in LayerWeights."""
+        if self.modules.keys().isdisjoint((*POSITIONS, GLOBAL_QKV)):  # this runs in every call
+            return {}
+        fields: dict[str, Any] = {}
+        for name in POSITIONS:
+            if name in self.modules:
+                (linear,) = self.modules[name]
+                fields |= {f"{name}_weight": linear.weight, f"{name}_bias": linear.bias}
+        if GLOBAL_QKV in self.modules:
+            linears = self.modules[GLOBAL_QKV]
+            fields["global_qkv_weights"] = tuple(linear.weight for linear in linears)
+            fields["global_qkv_biases"] = tuple(linear.bias for linear in linears)
+        return fields
 
     def dropout(self) -> LayerDropout:
         return self.dropouts
@@ -215,6 +224,7 @@ class LiveEncoder:
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
+            architecture.drops_before_embedding_norm(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {
@@ -289,7 +299,18 @@ class LiveEncoder:
             without_lora = {
                 name: tuple(map(base_linear, several)) for name, several in modules.items()
             }
-            layers.append(LiveLayer(module, without_lora, dropout, _added(modules)))
+            biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
+            owned = [path.rpartition(".") for path in biases if path]
+            layers.append(
+                LiveLayer(
+                    module,
+                    without_lora,
+                    dropout,
+                    _added(modules),
+                    tuple((model.get_submodule(owner), name) for owner, _, name in owned),
+                    self.stack.of_module(index).attention,
+                )
+            )
         outside = {
             name: _found(model, paths[0])
             for name, paths in self._names.items()

@@ -58,7 +58,7 @@ def new_of_same_class(model: "PreTrainedModel") -> Any:
 def output_class(model: "PreTrainedModel") -> type:
     """The class that the model's forward returns, found by calling a new model on the meta device.
 
-    Longformer's forward reads values, which do not exist there; its class is the one that its annotation names.
+    Longformer's forward cannot run there, because it reads values; its class is the one that its annotation names.
     """
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
@@ -71,14 +71,19 @@ def output_class(model: "PreTrainedModel") -> type:
             given["rope_type"] = (
                 "default"  # "dynamic" reads position ids, which have no values on the meta device
             )
+    if getattr(config, "relative_attention", False):
+        config.relative_attention = (
+            False  # DeBERTa v1 would read a length that it puts on the device
+        )
     with torch.device("meta"), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
         try:
-            return type(new(input_ids=ids))
-        except RuntimeError:
+            # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
+            return type(new(input_ids=ids, attention_mask=torch.zeros(1, 1, 1, 1)))
+        except (RuntimeError, IndexError):
             return annotated_output(type(model).forward)
 
 
@@ -86,7 +91,7 @@ def output_class(model: "PreTrainedModel") -> type:
 def annotated_output(forward: Callable[..., Any]) -> type:
     """The class of outputs in the annotation of a forward of transformers, ``tuple | SomeOutput``."""
     returned = typing.get_type_hints(inspect.unwrap(forward))["return"]
-    return next(each for each in typing.get_args(returned) if each is not tuple)
+    return next(each for each in typing.get_args(returned) if hasattr(each, "to_tuple"))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

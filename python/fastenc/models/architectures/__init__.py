@@ -6,6 +6,8 @@ from fastenc.models.architectures.albert import Albert
 from fastenc.models.architectures.bart import Bart, MBart
 from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.big_bird import BigBird
+from fastenc.models.architectures.deberta import Deberta
 from fastenc.models.architectures.deberta_v2 import DebertaV2
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
@@ -35,8 +37,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         DistilBert,
         Electra,
         MPNet,
+        Deberta,
         DebertaV2,
         Longformer,
+        BigBird,
         T5,
         MT5,
         UMT5,

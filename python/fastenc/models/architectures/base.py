@@ -23,7 +23,7 @@ from fastenc.ops.activation import ACTIVATIONS
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
 
-# Name of our module → name in the checkpoint, or several names, whose tensors are stacked in ours.
+# Name of our module or parameter → name in the checkpoint, or several names, whose tensors are stacked in ours.
 Names = dict[str, str | tuple[str, ...]]
 
 BERT_CONFIG = {
@@ -51,7 +51,11 @@ BERT_EMBEDDINGS: Names = {
 
 @dataclass(frozen=True)
 class Biases:
-    """Which linear layers and norms of an encoder have a bias; norm: those of the layers."""
+    """Which linear layers and norms of an encoder have a bias; norm: those of the layers.
+
+    Without ``key``, the biases of q and v are parameters of their own (``query_bias``, ``value_bias``), and the
+    positions' own projection to keys has none either.
+    """
 
     qkv: bool = True
     attention_out: bool = True
@@ -59,6 +63,7 @@ class Biases:
     down: bool = True
     norm: bool = True
     embedding_norm: bool = True
+    key: bool = True
 
 
 class PositionModules(NamedTuple):
@@ -72,14 +77,14 @@ class PositionModules(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head: an optional dense layer Norm(act(x W + b)), and a last linear layer.
+    """A head: an optional dense layer Norm(act(x W + b)) or feed-forward sublayer, and a last linear layer.
 
     Fields:
-        names: module of the head ("dense", "norm", and "out" or "decoder" and "bias") → name in the checkpoint without
-            the prefix. A module that is not named does not exist.
+        names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
+            → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
         dense_bias: whether the dense layer has a bias.
-        dropout_before: whether dropout precedes the dense layer.
+        dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
         dropout_after: whether dropout precedes the last linear layer.
         pooler: whether the head reads the encoder's pooler instead of a token's vector.
@@ -113,10 +118,12 @@ class Architecture:
         defaults: values of fields that config.json may leave out.
         new_config: fields of a new model that differ from EncoderConfig's defaults.
         has_pooler, has_token_types: whether the family has a pooler and token types.
+        has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
+        unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
     """
 
     name: ClassVar[str]
@@ -130,6 +137,7 @@ class Architecture:
     new_config: ClassVar[dict[str, Any]] = {}
     has_pooler: ClassVar[bool] = True
     has_token_types: ClassVar[bool] = True
+    has_unread_pooler: ClassVar[bool] = False
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
@@ -144,6 +152,7 @@ class Architecture:
     }
 
     rules: ClassVar[dict[str, Rule]] = {}
+    unread: ClassVar[tuple[str, ...]] = ()
 
     # Configuration
 
@@ -284,6 +293,10 @@ class Architecture:
         """Factor of the word embeddings."""
         return 1.0
 
+    def drops_before_embedding_norm(self, config: EncoderConfig) -> bool:
+        """Whether the embeddings' dropout comes before their norm."""
+        return False
+
     def embedding_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
 
@@ -317,6 +330,10 @@ class Architecture:
 
     def question_answerer_dropout_p(self, config: EncoderConfig) -> float:
         return config.hidden_dropout_p
+
+    def question_end(self, config: EncoderConfig) -> int | None:
+        """The id of the token that ends a question whose tokens cannot be the answer; None: they can be."""
+        return None
 
     def module_of_layer(self, config: EncoderConfig, number: int) -> int:
         """The index of the module that computes layer ``number``; layers with shared weights have the same module."""

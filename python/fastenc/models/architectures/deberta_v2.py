@@ -30,7 +30,7 @@ from fastenc.models.architectures.values import (
     integer,
 )
 from fastenc.nn.convolution import ConvolutionSpec
-from fastenc.nn.layer_spec import AttentionSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_spec import LayerDropout, LayerSpec, NormSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
 from fastenc.ops.activation import ACTIVATIONS
 
@@ -66,6 +66,8 @@ class DebertaV2(Architecture):
     defaults = {"eps": 1e-7, "pad_token_id": 0, "type_vocab_size": 0}
     new_config = {"type_vocab_size": 0, "eps": 1e-7, "vocab_size": 128100}
     has_pooler = False
+    # The enhanced mask decoder's. transformers does not read them either.
+    unread = ("embeddings.position_embeddings.",)
     lm_head = HeadSpec(LEGACY_HEAD, activation=None)
     classifier = HeadSpec({"dense": "pooler.dense", "out": "classifier"}, dropout_before=True)
     rules = {
@@ -108,7 +110,7 @@ class DebertaV2(Architecture):
             )
         buckets, groups = values.get("position_buckets", -1), values.get("conv_groups", 1)
         if values.get("relative_attention") and buckets > 0:
-            farthest = _max_distance(values, values.get("max_position_embeddings", 512))
+            farthest = max_distance(values, values.get("max_position_embeddings", 512))
             if farthest - 1 <= buckets // 2:
                 raise ValueError(
                     "config.json: max_relative_positions must be more than half of position_buckets and 1, got "
@@ -139,22 +141,25 @@ class DebertaV2(Architecture):
 
     def layer(self, config, number: int) -> LayerSpec:
         plain = super().layer(config, number)
-        terms = self.terms(config)
         # The scale counts the terms even where relative attention, which adds them, is off.
-        named = self._named_terms(config)
-        scale = (config.head_dim * (1 + len(named))) ** -0.5
-        attention = AttentionSpec(config.num_heads, config.head_dim, scale, position_terms=terms)
+        scale = (config.head_dim * (1 + self._counted_terms(config))) ** -0.5
+        attention = replace(plain.attention, scale=scale, position_terms=self.terms(config))
         return replace(plain, attention=attention)
 
     def terms(self, config) -> tuple[str, ...]:
         """The terms that relative positions add to the scores."""
-        return self._named_terms(config) if config.extra.get("relative_attention") else ()
+        on, given = config.extra.get("relative_attention"), self._given_terms(config)
+        return tuple(term for term in TERMS if on and term in given)
 
-    def _named_terms(self, config) -> tuple[str, ...]:
+    def _given_terms(self, config) -> list[str]:
         given = config.extra.get("pos_att_type") or []
         if isinstance(given, str):
             given = [each.strip() for each in given.lower().split("|")]
-        return tuple(term for term in TERMS if term in given)
+        return given
+
+    def _counted_terms(self, config) -> int:
+        """The number of terms in the scale of the scores."""
+        return sum(term in self._given_terms(config) for term in TERMS)
 
     def layer_dropout(self, config) -> LayerDropout:
         positions = config.hidden_dropout_p if self.terms(config) else 0.0
@@ -165,7 +170,7 @@ class DebertaV2(Architecture):
 
     def _table(self, config) -> RelativePositionSpec:
         buckets = max(0, config.extra.get("position_buckets", -1))
-        farthest = _max_distance(config.extra, config.max_positions)
+        farthest = max_distance(config.extra, config.max_positions)
         norm = NormSpec("layer", config.eps) if self._has_position_norm(config) else None
         return RelativePositionSpec(buckets, farthest, norm)
 
@@ -264,6 +269,6 @@ class DebertaV2(Architecture):
         return found
 
 
-def _max_distance(values: dict[str, Any], max_positions: int) -> int:
+def max_distance(values: dict[str, Any], max_positions: int) -> int:
     given = values.get("max_relative_positions", -1)
     return given if given >= 1 else max_positions

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.encoder import EncoderOutput, encoder_under_head
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.embeddings import make_norm
@@ -78,7 +78,7 @@ class MaskedLM(PretrainedModel):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
-        self.encoder = Encoder(config.replace(pooler=self.has_pooler))
+        self.encoder = encoder_under_head(config, self.has_pooler)
         self.head = MaskedLMHead(config)
         self.init_modules(self.head)
 

@@ -13,7 +13,11 @@ from fastenc.nn.layer_spec import NormSpec
 class PredictionHead(nn.ModuleDict):
     """logits = dropout(Norm(act(dropout(x) W + b))) W_out + b_out; the HeadSpec says which of these steps exist.
 
-    x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "norm", "out" (W_out, b_out).
+    With a feed-forward sublayer, its output Norm(x + dropout(act(dropout(x) W_up + b_up) W_down + b_down)) is in place
+    of the dense layer's.
+
+    x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "up", "down", "norm", "out" (W_out,
+    b_out).
     Raises: ValueError for a family that has no such head.
     """
 
@@ -33,6 +37,9 @@ class PredictionHead(nn.ModuleDict):
         width = config.hidden_size
         if "dense" in spec.names:
             self["dense"] = nn.Linear(width, width, bias=spec.dense_bias)
+        if "up" in spec.names:
+            self["up"] = nn.Linear(width, config.intermediate_size)
+            self["down"] = nn.Linear(config.intermediate_size, width)
         if "norm" in spec.names:
             bias = config.architecture.biases(config).norm
             self["norm"] = make_norm(NormSpec("layer", config.eps), width, bias)
@@ -44,6 +51,10 @@ class PredictionHead(nn.ModuleDict):
         if "dense" in self:
             x = self["dense"](drop(x, self.dropout_before_p) if spec.dropout_before else x)
             x = activate_plain(x, None, self.activation)
+        if "up" in self:
+            inner = self["up"](drop(x, self.dropout_before_p) if spec.dropout_before else x)
+            down = self["down"](activate_plain(inner, None, self.activation))
+            x = x + drop(down, self.dropout_p)
         if "norm" in self:
             x = self["norm"](x)
         return self["out"](drop(x, self.dropout_p) if spec.dropout_after else x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastenc._base import debug
 from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import Encoder
+from fastenc.models.encoder import encoder_under_head
 from fastenc.models.heads.chunk_aggregation import ChunkAttention, chunk_aggregator
 from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.labels import check_names, config_of, names_to_build
@@ -69,7 +69,8 @@ class SequenceClassifier(PretrainedModel):
             raise ValueError(
                 f"{config.family} has no head for classes of sequences: take a model of another family"
             )
-        self.encoder = Encoder(config.replace(pooler=spec.pooler))
+        self.encoder = encoder_under_head(config, spec.pooler)
+        self.reads_pooler = spec.pooler
         p = config.classifier_dropout_p
         p = config.hidden_dropout_p if p is None else p
         self.head = PredictionHead(config, spec, num_labels, p)
@@ -164,7 +165,8 @@ class SequenceClassifier(PretrainedModel):
     def _vectors(self, batch: PackedBatch) -> Tensor:
         """The head's input for each sequence, (batch, hidden_size)."""
         output = self.encoder(self.encoder_batch(batch))
-        if output.pooled is not None:
+        if self.reads_pooler:
+            assert output.pooled is not None  # encoder_under_head() has made the pooler
             return output.pooled
         return pool(output.last_hidden_state, batch.cu_seqlens, self.pooling)
 

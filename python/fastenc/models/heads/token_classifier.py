@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import Encoder
+from fastenc.models.encoder import encoder_under_head
 from fastenc.models.heads.prediction_head import PredictionHead
 from fastenc.models.labels import check_names, config_of, names_to_build
 from fastenc.models.outputs import ModelOutput
@@ -43,7 +43,7 @@ class TokenClassifier(PretrainedModel):
     ):
         super().__init__(config)
         self.label_names = check_names(label_names, num_labels)
-        self.encoder = Encoder(config.replace(pooler=False))
+        self.encoder = encoder_under_head(config, reads_pooler=False)
         architecture = config.architecture
         p = architecture.token_classifier_dropout_p(config)
         self.head = PredictionHead(config, architecture.token_classifier, len(self.label_names), p)

@@ -54,7 +54,7 @@ def pack(weights: LayerWeights) -> PackedWeights:
 
 # The features of a call that these ops compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -142,7 +142,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     elif inputs.global_tokens is not None:
         qkv = _project(x, w, spec, packed)
         attended = attend_globally(x, qkv, inputs, w, a).float()
-    elif few_rows or _shares_sequences(x, inputs.max_seqlen):
+    elif not a.interleaved and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -220,7 +220,7 @@ def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights 
         qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
     else:
         qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
-    return qkv.view(x.shape[0], 3, a.num_heads, a.head_dim)
+    return a.split_qkv(qkv)
 
 
 def _attend_disentangled(
@@ -241,7 +241,7 @@ def _attend_disentangled(
     tables = project_positions(embeddings, w, a)
     keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
     attended = disentangled_attention(
-        qkv.view(x.shape[0], 3, a.num_heads, a.head_dim),
+        a.split_qkv(qkv),
         inputs.cu_seqlens,
         inputs.max_seqlen,
         slots,

@@ -33,7 +33,7 @@ from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these nodes compute.
 TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"}
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -214,12 +214,12 @@ class _Attention(torch.autograd.Function):
             )
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
-        qkv = qkv.view(x.shape[0], 3, spec.num_heads, spec.head_dim)
+        qkv = spec.split_qkv(qkv)
         rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.disentangled = bool(spec.position_terms)
+        ctx.spec = spec
         tensors: tuple[Tensor | None, ...]
-        if ctx.disentangled:
+        if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
             tensors = (position_keys, position_queries, inputs.relative_positions.slots)
             tensors = (*tensors, inputs.cu_seqlens, rng_state)
@@ -270,7 +270,7 @@ class _Attention(torch.autograd.Function):
             if needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11]):
                 dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
                 arguments = (*qkv.unbind(1), *tensors, *ctx.numbers)
-                if ctx.disentangled:
+                if ctx.spec.position_terms:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
                     dqkv, dkeys, dqueries, dbias = backward(
                         dattended, attended, lse, *arguments, needs_qkv_bias
@@ -280,11 +280,11 @@ class _Attention(torch.autograd.Function):
                         dattended, None, attended, lse, *arguments, True, needs_relative_bias,
                         needs_qkv_bias,
                     )  # fmt: skip
-                dqkv = dqkv.flatten(1)
+                dqkv = ctx.spec.join_qkv(dqkv)
                 if needs_qkv:
                     dqkv_weight = gemm(dqkv.t(), x, dtype=ctx.dtypes[0])
                 if needs_qkv_bias:
-                    dqkv_bias = dbias
+                    dqkv_bias = ctx.spec.join_qkv(dbias.view(1, 3, *qkv.shape[2:]))[0]
                 if needs_x and ctx.one_input:
                     dx = gemm(dqkv, qkv_weight, added=dresidual)
                 elif needs_x:

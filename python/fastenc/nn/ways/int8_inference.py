@@ -20,7 +20,8 @@ from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-TAKES = cpu_inference.TAKES - DISENTANGLED - GLOBAL_ATTENTION - GLOBAL_TOKENS
+OTHERS = DISENTANGLED | GLOBAL_ATTENTION | GLOBAL_TOKENS | {"interleaved"}
+TAKES = cpu_inference.TAKES - OTHERS
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
