@@ -19,7 +19,7 @@ setup: .stamps/build
 	FASTENC_BUILD=0 $(BIN)/pip install -q --no-build-isolation -e ".[dev]" "$(TORCH)"
 	@touch $@
 
-.stamps/build: .stamps/deps setup.py pyproject.toml $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
+.stamps/build: .stamps/deps setup.py pyproject.toml $(wildcard csrc/*.* csrc/*/*.*)
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 

@@ -1,5 +1,6 @@
 """Builds the C++ extension; everything declarative is in pyproject.toml."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -7,7 +8,7 @@ import sys
 from glob import glob
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 REMEDY = """fastenc's extension is compiled against the torch you already have, so install in two steps:
     pip install "torch>=2.11" setuptools wheel ninja
@@ -40,11 +41,98 @@ def cuda_targets(torch, home):
     return os.environ.setdefault("TORCH_CUDA_ARCH_LIST", known)
 
 
+def build_id():
+    """The version, and a digest of what the library and the modules share: they fit together if both agree."""
+    version = re.search(r'__version__ = "(.+)"', Path("python/fastenc/__init__.py").read_text())
+    return f"{version[1]}+{hashlib.sha256(Path('csrc/build.h').read_bytes()).hexdigest()[:8]}"
+
+
+def flags():
+    """Compiler and linker options of the library and of the module."""
+    # Python's own flags often have -g, which makes the extension ten times as large. CFLAGS=-g keeps the symbols.
+    symbols = any(flag.startswith("-g") for flag in os.environ.get("CFLAGS", "").split())
+    common = ["-O3", "-std=c++20"]
+    link = ["-Wl,--as-needed", *["-Wl,-s"] * (not symbols)] if sys.platform == "linux" else []
+    return common, [*common, *["-g0"] * (not symbols), "-fvisibility=hidden"], link
+
+
+def library(cpp, cuda):
+    """The ops, in one shared library without Python."""
+    common, cxx, link = flags()
+    folders = ["*.cpp", "cpu/*.cpp"] + ["cuda/*.cu"] * bool(cuda)
+    speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+    # 2.11 is the oldest torch whose stable ABI the sources may use.
+    macros = [("TORCH_TARGET_VERSION", "0x020b000000000000")] + [("USE_CUDA", None)] * bool(cuda)
+    return (cpp.CUDAExtension if cuda else cpp.CppExtension)(
+        "fastenc.libfastenc",
+        sorted(path for folder in folders for path in glob(f"csrc/{folder}")),
+        include_dirs=[os.path.abspath("csrc")],
+        define_macros=[*macros, ("FASTENC_BUILD_ID", f'"{build_id()}"')],
+        extra_compile_args={
+            "cxx": [*cxx, *speed],
+            "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
+        },
+        extra_link_args=link,
+        py_limited_api=True,  # torch then leaves out its own library for Python
+    )
+
+
+def module(pybind11):
+    """What is not an op, for one Python version; linked with the library that lies beside it."""
+    _, cxx, link = flags()
+    origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+    return Extension(
+        "fastenc._C",
+        ["csrc/python/module.cpp"],
+        include_dirs=[os.path.abspath("csrc"), pybind11],
+        define_macros=[("FASTENC_BUILD_ID", f'"{build_id()}"')],
+        libraries=["fastenc"],
+        extra_compile_args=cxx,
+        extra_link_args=[*link, f"-Wl,-rpath,{origin}"],
+        language="c++",
+    )
+
+
+def build_command(base, compiled=None):
+    """The build_ext that names the library without Python and links the module with it.
+
+    Args:
+        compiled: the library, where it was compiled before. It is then copied.
+    """
+
+    class Build(base):
+        def get_ext_filename(self, name):
+            usual = super().get_ext_filename(name)
+            if name.endswith("_C"):
+                return usual
+            suffix = ".dylib" if sys.platform == "darwin" else ".so"
+            return str(Path(usual).with_name(f"libfastenc{suffix}"))
+
+        def build_extension(self, extension):
+            target = Path(self.get_ext_fullpath(extension.name))
+            if extension.name == "fastenc._C":
+                extension.library_dirs.append(str(target.parent))
+            elif compiled:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(compiled, str(target))
+                return
+            super().build_extension(extension)
+
+    return Build
+
+
 def extension():
-    """The extension and its build command, or nothing where the pure Python package is wanted."""
+    """The library, the module and their build command, or nothing where the pure Python package is wanted."""
     if os.environ.get("FASTENC_BUILD", "1" if sys.platform == "linux" else "0") == "0":
         print("fastenc: extension not built, the reference path will be used")
         return {}
+    if compiled := os.environ.get("FASTENC_LIBRARY"):
+        # release/build.sh compiles the library once: a module needs neither torch nor much time.
+        import pybind11
+        from setuptools.command.build_ext import build_ext
+
+        parts = [Extension("fastenc.libfastenc", []), module(pybind11.get_include())]
+        return {"ext_modules": parts, "cmdclass": {"build_ext": build_command(build_ext, compiled)}}
     name_cuda_home()
     try:
         import torch
@@ -54,26 +142,9 @@ def extension():
     cuda = cuda_targets(torch, cpp.CUDA_HOME)
     print("fastenc: building for CPU (baseline, AVX2 and AVX-512 chosen at run time)")
     print(f"fastenc: building for CUDA {cuda}" if cuda else "fastenc: building without CUDA")
-    folders = ["*.cpp", "cpu/*.cpp"] + ["cuda/*.cu"] * bool(cuda)
-    common = ["-O3", "-std=c++20"]
-    speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    # Python's own flags often have -g, which makes the extension ten times as large. CFLAGS=-g keeps the symbols.
-    wanted = any(flag.startswith("-g") for flag in os.environ.get("CFLAGS", "").split())
-    symbols = [] if wanted else ["-g0"]
-    # 2.11 is the oldest torch whose stable ABI the sources may use.
-    macros = [("TORCH_TARGET_VERSION", "0x020b000000000000")] + [("USE_CUDA", None)] * bool(cuda)
-    module = (cpp.CUDAExtension if cuda else cpp.CppExtension)(
-        "fastenc._C",
-        sorted(path for folder in folders for path in glob(f"csrc/{folder}")),
-        include_dirs=[os.path.abspath("csrc")],
-        define_macros=macros,
-        extra_compile_args={
-            "cxx": [*common, *speed, *symbols, "-fvisibility=hidden"],
-            "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
-        },
-    )
-    command = cpp.BuildExtension.with_options(no_python_abi_suffix=False)
-    return {"ext_modules": [module], "cmdclass": {"build_ext": command}}
+    # torch's copy of pybind11 is among its headers.
+    parts = [library(cpp, cuda), module(cpp.include_paths()[0])]
+    return {"ext_modules": parts, "cmdclass": {"build_ext": build_command(cpp.BuildExtension)}}
 
 
 setup(

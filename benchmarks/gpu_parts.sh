@@ -65,14 +65,14 @@ quick() { # section, most seconds
 }
 
 ARCH=$($PYTHON -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())' 2>/dev/null) || ARCH=9.0
-EXTENSION=python/fastenc/_C$($PYTHON -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-HAS_CUDA="$PYTHON -c 'import torch; from fastenc import _C; raise SystemExit(not _C.build_info()[\"cuda\"])'"
+EXTENSION="python/fastenc/libfastenc.so python/fastenc/_C$($PYTHON -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+HAS_CUDA="$PYTHON -c 'from fastenc.ops.library import _C; raise SystemExit(not (_C and _C.build_info()[\"cuda\"]))'"
 SOURCE=$({ cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sys, torch; print(sys.version, torch.__version__)'; echo "$ARCH"; } | sha256sum | cut -c 1-16)
 build() {
   # First its Python alone, which takes two seconds: the stages work without the extension too.
   stage install 60 "FASTENC_BUILD=0 $PYTHON -m pip install -q --no-index --no-build-isolation --no-deps -e ."
-  if [[ -f $VISIT/extension-$SOURCE/${EXTENSION##*/} ]]; then
-    cp "$VISIT/extension-$SOURCE/${EXTENSION##*/}" "$EXTENSION"
+  if [[ -f $VISIT/extension-$SOURCE/libfastenc.so ]]; then
+    cp "$VISIT/extension-$SOURCE"/* python/fastenc/
     stage extension 30 "$HAS_CUDA" && return
   fi
   stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 $PYTHON setup.py -q build_ext --inplace && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"

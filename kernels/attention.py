@@ -716,19 +716,21 @@ class _Division(NamedTuple):
     blocks: Tensor | None
 
 
-def _divide(arguments: dict, call: AttentionCall, widest: int = 128) -> _Division:
+def _divide(arguments: dict, attention_call: AttentionCall, widest: int = 128) -> _Division:
     """widest: the widest head for the kernel for short sequences."""
     fits = (
-        call.cu_seqlens_k is None
+        attention_call.cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2  # float32 would not fit in its tiles
         and arguments["D"] <= widest
         and not _biased(arguments)
     )
-    if fits and call.max_seqlen_q <= attention_short.LONGEST:
+    if fits and attention_call.max_seqlen_q <= attention_short.LONGEST:
         return _Division(True, False, None)
-    if fits and call.long_blocks is not None:
-        return _Division(True, True, call.long_blocks)
-    return _Division(False, True, None if call.cu_seqlens_k is not None else call.all_blocks)
+    if fits and attention_call.long_blocks is not None:
+        return _Division(True, True, attention_call.long_blocks)
+    return _Division(
+        False, True, None if attention_call.cu_seqlens_k is not None else attention_call.all_blocks
+    )
 
 
 def _blocks(
@@ -742,23 +744,27 @@ def _blocks(
     return of_grid, (division.blocks.shape[0] * max(1, TABLE_BLOCK.value // block) * heads,)
 
 
-def _arguments(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> dict:
+def _arguments(q: Tensor, k: Tensor, v: Tensor, attention_call: AttentionCall) -> dict:
     """The arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-    threshold, drop_scale = threshold_and_scale(call.dropout_p, call.rng_state)
+    threshold, drop_scale = threshold_and_scale(attention_call.dropout_p, attention_call.rng_state)
     heads, head_dim = q.shape[1:]
-    cu_seqlens_k = call.cu_seqlens_q if call.cu_seqlens_k is None else call.cu_seqlens_k
+    cu_seqlens_k = (
+        attention_call.cu_seqlens_q
+        if attention_call.cu_seqlens_k is None
+        else attention_call.cu_seqlens_k
+    )
     tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
         "q_ptr": q,
         "k_ptr": k,
         "v_ptr": v,
-        "cu_seqlens_q_ptr": call.cu_seqlens_q.contiguous(),
+        "cu_seqlens_q_ptr": attention_call.cu_seqlens_q.contiguous(),
         "cu_seqlens_k_ptr": cu_seqlens_k.contiguous(),
-        "rng_ptr": call.rng_state if threshold else None,
-        "alibi_ptr": _contiguous(call.alibi_slopes),
-        "relative_ptr": _contiguous(call.relative_bias),
-        "key_bias_ptr": _contiguous(call.key_bias),
+        "rng_ptr": attention_call.rng_state if threshold else None,
+        "alibi_ptr": _contiguous(attention_call.alibi_slopes),
+        "relative_ptr": _contiguous(attention_call.relative_bias),
+        "key_bias_ptr": _contiguous(attention_call.key_bias),
         "stride_q_token": q.stride(0),
         "stride_q_head": q.stride(1),
         "stride_k_token": k.stride(0),
@@ -766,18 +772,21 @@ def _arguments(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall) -> dict:
         "stride_v_token": v.stride(0),
         "stride_v_head": v.stride(1),
         "total_q": q.shape[0],
-        "scale": call.scale,
+        "scale": attention_call.scale,
         "threshold": threshold,
         "drop_scale": drop_scale,
-        "span": 0 if call.relative_bias is None else call.relative_bias.shape[1] // 2,
-        "left": call.window_left if call.window_left >= 0 else UNLIMITED,
-        "right": call.window_right if call.window_right >= 0 else UNLIMITED,
+        "span": 0
+        if attention_call.relative_bias is None
+        else attention_call.relative_bias.shape[1] // 2,
+        "left": attention_call.window_left if attention_call.window_left >= 0 else UNLIMITED,
+        "right": attention_call.window_right if attention_call.window_right >= 0 else UNLIMITED,
         "H": heads,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
         # The variant with a window scales the scores before it masks them and takes their maximum. A scale of 0 or
         # less needs that order.
-        "WINDOW": max(call.window_left, call.window_right) >= 0 or call.scale <= 0,
+        "WINDOW": max(attention_call.window_left, attention_call.window_right) >= 0
+        or attention_call.scale <= 0,
         "PRECISION": "tf32" if tf32 else "ieee",
     }
 
@@ -788,16 +797,18 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tensor, Tensor]:
     """(out (total_q, H, D), lse (H, total_q) float32). ``arguments``: the fields of an AttentionCall."""
-    q, k, call = _rotated(q, k, AttentionCall(*arguments))
+    q, k, attention_call = _rotated(q, k, AttentionCall(*arguments))
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    shared = _arguments(q, k, v, call)
-    division = _divide(shared, call)
+    shared = _arguments(q, k, v, attention_call)
+    division = _divide(shared, attention_call)
     if division.short:
-        attention_short.forward(out, lse, call.bounds, call.max_seqlen_q, shared)
+        attention_short.forward(
+            out, lse, attention_call.bounds, attention_call.max_seqlen_q, shared
+        )
     if division.any_length:
-        launch = _config("forward", call.max_seqlen_q, shared)
-        of_grid, grid = _blocks(division, call.max_seqlen_q, launch["BLOCK_M"], shared)
+        launch = _config("forward", attention_call.max_seqlen_q, shared)
+        of_grid, grid = _blocks(division, attention_call.max_seqlen_q, launch["BLOCK_M"], shared)
         if 0 not in grid:
             run(
                 _attention_fwd_kernel,
@@ -811,18 +822,25 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tens
     return out, lse
 
 
-def _rotated(q: Tensor, k: Tensor, call: AttentionCall) -> tuple[Tensor, Tensor, AttentionCall]:
+def _rotated(
+    q: Tensor, k: Tensor, attention_call: AttentionCall
+) -> tuple[Tensor, Tensor, AttentionCall]:
     """Queries and keys rotated by the angles of their positions, and the call without the table of rotary angles."""
-    if call.rotary is None:
-        return q, k, call
-    if call.cu_seqlens_k is not None:
+    if attention_call.rotary is None:
+        return q, k, attention_call
+    if attention_call.cu_seqlens_k is not None:
         raise ValueError(
             "attention: rotary needs queries and keys of the same sequences, got cu_seqlens_k: "
             "rotate them before with fastenc.ops.rotary"
         )
-    of_rotation = (call.rotary, call.cu_seqlens_q, call.max_seqlen_q, False)
+    of_rotation = (
+        attention_call.rotary,
+        attention_call.cu_seqlens_q,
+        attention_call.max_seqlen_q,
+        False,
+    )
     q, k = (rotated(x, *of_rotation) for x in (q, k))
-    return q, k, call._replace(rotary=None)
+    return q, k, attention_call._replace(rotary=None)
 
 
 def attention_backward(
@@ -840,17 +858,24 @@ def attention_backward(
     rest: the fields of an AttentionCall; then packed, wants_relative_bias and wants_bias.
     """
     *arguments, packed, wants_relative_bias, wants_bias = rest
-    call = AttentionCall(*arguments)
-    q, k, rotated_call = _rotated(q, k, call)
+    attention_call = AttentionCall(*arguments)
+    q, k, rotated_call = _rotated(q, k, attention_call)
     # The kernels take the sum of dk over the tokens as 0, because a constant added to all scores of a query changes no
     # probability. That does not hold for keys before their rotation, or with a gradient through lse.
-    in_kernels = wants_bias and call.rotary is None and dlse is None
+    in_kernels = wants_bias and attention_call.rotary is None and dlse is None
     wants = (packed, wants_relative_bias, in_kernels)
     *results, dbias = _backward(dout, dlse, out, lse, q, k, v, rotated_call, *wants)
-    if call.rotary is not None:
+    if attention_call.rotary is not None:
         dq, dk = results[0].unbind(1)[:2] if packed else results[:2]
         for gradient in (dq, dk):
-            rotate_into(gradient, gradient, call.rotary, call.cu_seqlens_q, call.max_seqlen_q, True)
+            rotate_into(
+                gradient,
+                gradient,
+                attention_call.rotary,
+                attention_call.cu_seqlens_q,
+                attention_call.max_seqlen_q,
+                True,
+            )
     if wants_bias and not in_kernels:
         dbias = column_sum(results[0].flatten(1))
     return (*results, dbias)
@@ -864,7 +889,7 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    call: AttentionCall,
+    attention_call: AttentionCall,
     packed: bool,
     wants_relative_bias: bool,
     wants_bias: bool,
@@ -880,20 +905,20 @@ def _backward(
         (dq, dk, dv), results = dqkv.unbind(1), (dqkv, nothing(), nothing())
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        if call.cu_seqlens_k is not None:
+        if attention_call.cu_seqlens_k is not None:
             dq.zero_()  # no kernel writes the rows of a sequence without keys
         results = (dq, dk, dv)
-    arguments = _arguments(q, k, v, call)
+    arguments = _arguments(q, k, v, attention_call)
     dout = dout.contiguous()
     widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
-    division = _divide(arguments, call, widest)
+    division = _divide(arguments, attention_call, widest)
     arguments["dout_ptr"] = dout
-    (_, heads, head_dim), batch = q.shape, call.cu_seqlens_q.shape[0] - 1
+    (_, heads, head_dim), batch = q.shape, attention_call.cu_seqlens_q.shape[0] - 1
     if division.any_length:
         arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
         launch = config_delta(head_dim, _precision(arguments))
-        of_grid, grid = _blocks(division, call.max_seqlen_q, launch["BLOCK_M"], arguments)
+        of_grid, grid = _blocks(division, attention_call.max_seqlen_q, launch["BLOCK_M"], arguments)
         named |= arguments | of_grid
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}
         if 0 not in grid:
@@ -902,20 +927,25 @@ def _backward(
     if division.short:
         gradients = (dq, dk, dv)
         sums = attention_short.backward(
-            gradients, lse, call.bounds, call.max_seqlen_q, wants_bias, arguments
+            gradients,
+            lse,
+            attention_call.bounds,
+            attention_call.max_seqlen_q,
+            wants_bias,
+            arguments,
         )
         if sums is not None:
             dbias += sums.sum(0).flatten()
     if division.any_length:
-        sums = _backward_any_length(q, dq, dk, dv, division, call, wants_bias, arguments)
+        sums = _backward_any_length(q, dq, dk, dv, division, attention_call, wants_bias, arguments)
         if sums is not None:
             dbias += sums.sum(0).flatten()
     if not wants_relative_bias:
         return (*results, nothing(), dbias)
     drelative_bias = relative_bias_gradient(
-        call.relative_bias,
-        call.max_seqlen_q,
-        call.max_seqlen_k,
+        attention_call.relative_bias,
+        attention_call.max_seqlen_q,
+        attention_call.max_seqlen_k,
         batch=batch,
         launch=relative_config(head_dim, _precision(arguments)),
         **arguments,
@@ -929,7 +959,7 @@ def _backward_any_length(
     dk: Tensor,
     dv: Tensor,
     division: _Division,
-    call: AttentionCall,
+    attention_call: AttentionCall,
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
@@ -937,7 +967,7 @@ def _backward_any_length(
 
     Returns: their sums over blocks of tokens, float32 (slots, 3, H, D), or None.
     """
-    max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
+    max_seqlen_q, max_seqlen_k = attention_call.max_seqlen_q, attention_call.max_seqlen_k
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
     gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
     launch = dict(_config("backward_kv", max_seqlen_k, arguments))

@@ -589,11 +589,13 @@ def _run_in_blocks(name: str, shared: dict, **own: Any) -> None:
         run(_KERNELS[name], (arguments["blocks"] * batch, shared["H"]), **arguments)
 
 
-def disentangled_attention_forward(q: Tensor, k: Tensor, v: Tensor, *call) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32). call: the arguments of the op's schema after v."""
+def disentangled_attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, *arguments
+) -> tuple[Tensor, Tensor]:
+    """(out (total_q, H, D), lse (H, total_q) float32). arguments: those of the op's schema after v."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    _run_in_blocks("forward", _arguments(q, k, v, *call), out_ptr=out, lse_ptr=lse)
+    _run_in_blocks("forward", _arguments(q, k, v, *arguments), out_ptr=out, lse_ptr=lse)
     return out, lse
 
 
@@ -601,9 +603,9 @@ def disentangled_attention_backward(
     dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dqkv, dposition_keys, dposition_queries, dbias). rest: the arguments of the op's schema after v."""
-    *call, wants_bias = rest
-    position_keys, position_queries, slots = call[:3]
-    shared = _arguments(q, k, v, *call)
+    *arguments, wants_bias = rest
+    position_keys, position_queries, slots = arguments[:3]
+    shared = _arguments(q, k, v, *arguments)
     shared |= {"dout_ptr": dout.contiguous(), "record_ptr": new_record(lse)}
     dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
     dq, dk, dv = dqkv.unbind(1)

@@ -195,6 +195,7 @@ class ModelArguments(TypedDict, total=False):
     """A model's keyword arguments, as a collator makes them. Each model's forward describes its own."""
 
     batch: PackedBatch
+    target: PackedBatch
     labels: Tensor
     max_labels: int
     pair_labels: Tensor
@@ -359,6 +360,36 @@ def pack_sequences(
         position_ids=flat(map(range, lengths)),
         token_type_ids=None if token_type_ids is None else flat(token_type_ids),
     )
+
+
+def pack_targets(
+    label_sequences: Sequence[Sequence[int]], start_id: int | None
+) -> tuple[PackedBatch, Tensor]:
+    """Pack a decoder's inputs and labels. The inputs are the start token, then all labels but the last.
+
+    Args:
+        label_sequences: the labels of each target, with the end token. -100: not predicted; such a label may only be at
+            the end, because it would be a later token's input.
+        start_id: the decoder's start token (``Seq2Seq.decoder_start_token_id``). None: the last label of each target,
+            as mBART's language token.
+    Returns: the packed inputs, and the labels int64 (tokens,).
+    Raises: ValueError for a target without labels, and for -100 before another label.
+    """
+    inputs = []
+    for number, labels in enumerate(label_sequences):
+        if not len(labels):
+            raise ValueError(
+                f"a target must have at least one label, target {number} has none: end it with the end token"
+            )
+        shifted = [*labels[:-1]]
+        if -100 in shifted:
+            raise ValueError(
+                f"a label of -100 may only be a target's last one, target {number} has another: leave it out, because "
+                "the decoder's input would be -100 too"
+            )
+        inputs.append([labels[-1] if start_id is None else start_id, *shifted])
+    flat = list(chain.from_iterable(label_sequences))
+    return pack_sequences(inputs), torch.tensor(flat, dtype=torch.int64)
 
 
 # The last offsets that passed the check: a weak reference to them, their version, and the total_tokens and max_seqlen

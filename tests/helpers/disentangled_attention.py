@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
         leaf = lambda x: None if x is None else x.detach().to(device, dtype).requires_grad_()
         return Inputs(*map(leaf, self[:3]), self.slots.to(device), self.lengths)
 
-    def call(self) -> dict:
+    def arguments(self) -> dict:
         """The arguments of the public function."""
         return {
             "qkv": self.qkv,

@@ -2,9 +2,6 @@
 
 import pytest
 
-try:
-    from fastenc import _C
-except ImportError:
-    _C = None
+from fastenc.ops.library import _C
 
 needs_cpp = pytest.mark.skipif(_C is None, reason="the compiled extension is not available")

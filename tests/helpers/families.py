@@ -200,6 +200,31 @@ BY_NAME = {
         no_answers="transformers has no class for it",
         no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
+    "jina_embeddings_v3": Family(
+        "JinaEmbeddingsV3",
+        ROBERTA_SIZES,
+        linears=ROTARY_LINEARS | dict(up="fc1", down="fc2"),
+        no_prefix="rotary positions",
+        sees_distances=True,
+    ),
+    "eurobert": Family(
+        "EuroBert",
+        SIZES | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3),
+        linears=ROTARY_LINEARS,
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_answers="transformers has no class for it",
+        no_head_in_peft="it looks for 'classifier', not for 'dense'",
+    ),
+    "esm": Family(
+        "Esm",
+        SIZES
+        | dict(pad_token_id=1, mask_token_id=9, token_dropout=True, emb_layer_norm_before=False)
+        | dict(position_embedding_type="rotary"),
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_answers="transformers has no class for it",
+    ),
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
 }
@@ -228,6 +253,13 @@ def config(family: str, **changes):
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     return getattr(transformers, name)(**(entry.sizes | changes))
+
+
+def dropouts(family: str) -> dict[str, float]:
+    """The names of the dropout probabilities in a configuration, each with 0."""
+    probabilities = config(family).to_dict().items()
+    is_number = lambda p: isinstance(p, int | float) and not isinstance(p, bool)
+    return {name: 0.0 for name, p in probabilities if "dropout" in name and is_number(p)}
 
 
 def model(family: str, task: str = "Model", **changes):

@@ -11,7 +11,10 @@ import zipfile
 import pytest
 import torch
 
+import fastenc
+from fastenc.ops import compiled
 from tests.helpers import ROOT
+from tests.helpers.extension import _C, needs_cpp
 
 
 def run(*command, cwd, python=sys.executable, **environment):
@@ -27,8 +30,8 @@ def run(*command, cwd, python=sys.executable, **environment):
     return done
 
 
-def build(checkout, target, kind, **environment):
-    command = ("-m", "build", kind, "--no-isolation", "--outdir", str(target))
+def build(checkout, target, distribution, **environment):
+    command = ("-m", "build", distribution, "--no-isolation", "--outdir", str(target))
     run(*command, cwd=checkout, **environment)
 
 
@@ -94,17 +97,17 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     recipes = (checkout / "python/fastenc/train/recipes").glob("*.toml")
     shipped = {f"fastenc/train/recipes/{path.name}" for path in recipes}
     assert len(shipped) >= 7 and shipped <= names
-    extensions = [name for name in names if name.startswith("fastenc/_C.")]
-    assert len(extensions) == 1
+    assert len([name for name in names if name.startswith("fastenc/_C.")]) == 1
+    assert "fastenc/libfastenc.so" in names
     assert not [
         name for name in names if name.startswith(("tests", "benchmarks", "kernels/", "csrc"))
     ]
     python, site = fresh_environment(tmp_path / "environment", wheel)
     code = (
-        "import torch, fastenc, fastenc._C, fastenc.kernels\n"  # the extension needs torch's libraries
+        "import torch, fastenc, fastenc.kernels\n"
         f"assert fastenc.__file__.startswith({str(site)!r}), fastenc.__file__\n"
-        f"assert fastenc._C.__file__.startswith({str(site)!r})\n"
         "fastenc.ops.layer_norm(torch.ones(2, 8), impl='cpp')\n"
+        f"assert fastenc._C.__file__.startswith({str(site)!r})\n"
     )
     run("-c", code, cwd=tmp_path, python=python)
 
@@ -172,10 +175,43 @@ def test_the_module_reads_a_pybind11_that_refuses_torchs_stable_abi(checkout, tm
     for name in ("pybind11.h", "stl.h"):
         guard = "#ifdef TORCH_TARGET_VERSION\n#error stable ABI\n#endif\n"
         (tmp_path / "pybind11" / name).write_text(guard)
-    source = checkout / "csrc" / "library.cpp"
-    command = ["c++", "-E", "-DTORCH_TARGET_VERSION=1", f"-I{tmp_path}", str(source)]
+    source = checkout / "csrc" / "python" / "module.cpp"
+    folders = (f"-I{folder}" for folder in (tmp_path, checkout / "csrc"))
+    command = ["c++", "-E", "-DTORCH_TARGET_VERSION=1", *folders, str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    ("owner", "name", "other", "message"),
+    [
+        (
+            compiled,
+            "LIBRARY",
+            "libnone.so",
+            r"needs the library of its own build .* without libnone\.so",
+        ),
+        (
+            _C,
+            "BUILD_ID",
+            "0.1.0+0",
+            r"from one build of this version, got lib.* and _C\..* of 0\.1\.0\+0",
+        ),
+        (fastenc, "__version__", "0.0.9", r"fastenc 0\.0\.9 needs .* got libfastenc.* of [\d.]+\+"),
+        (_C, "library_build_id", None, r"_C\..* does not fit libfastenc"),
+    ],
+)
+def test_a_library_and_a_module_that_do_not_belong_together_are_refused(
+    owner, name, other, message, monkeypatch
+):
+    assert compiled.load() is _C
+    if other is None:
+        monkeypatch.delattr(owner, name)
+    else:
+        monkeypatch.setattr(owner, name, other)
+    with pytest.raises(ImportError, match=message + r"(.|\n)*build_ext --inplace"):
+        compiled.load()
 
 
 def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(

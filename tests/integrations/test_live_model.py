@@ -175,6 +175,16 @@ def test_a_changed_model_takes_its_own_forward_and_says_so_once(change, when):
             assert torch.equal(ours(**batch).last_hidden_state, hidden)
 
 
+def test_a_removed_module_is_named_before_the_models_own_error():
+    ours = fastenc.patch(model("bert"))
+    ours.encoder.layer[0].output.dropout = None
+    with (
+        pytest.warns(UserWarning, match=r"encoder\.layer\.0\.output\.dropout was removed"),
+        pytest.raises(TypeError, match="'NoneType' object is not callable"),
+    ):
+        ours(**padded_batch("bert"))
+
+
 def test_what_changes_nothing_stays_fused():
     theirs = model("bert")
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert")

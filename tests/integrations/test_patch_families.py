@@ -9,7 +9,7 @@ import torch
 import fastenc
 from fastenc.nn import stack
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import BY_NAME, ENCODERS, config, model, padded_batch
+from tests.helpers.families import BY_NAME, ENCODERS, dropouts, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
 
 pytestmark = needs_cpp
@@ -64,9 +64,7 @@ def test_training_without_dropout(family, checkpointing, monkeypatch):
         checkpoint(*arguments, **options),
     )[1]
     monkeypatch.setattr(stack, "checkpoint", counted)
-    settings = config(family).to_dict()
-    off = {name: 0.0 for name, p in settings.items() if "dropout" in name and p is not None}
-    theirs = model(family, **off).train()
+    theirs = model(family, **dropouts(family)).train()
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     if checkpointing and not ours.supports_gradient_checkpointing:
         checkpointing = False

@@ -18,9 +18,9 @@ def same_predictions(folder, texts_as_ids):
     ours = MaskedLM.from_pretrained(folder).eval()
     theirs = transformers.DebertaForMaskedLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        found = ours(pack_sequences(texts_as_ids)).logits
+        logits = ours(pack_sequences(texts_as_ids)).logits
         expected = [theirs(input_ids=torch.tensor([ids])).logits[0] for ids in texts_as_ids]
-    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=2e-5)
 
 
 def test_a_pretrained_model_reads_texts_and_predicts_as_transformers(tmp_path):

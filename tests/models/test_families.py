@@ -33,6 +33,7 @@ from tests.helpers.families import (
     ENCODERS,
     FAMILIES,
     config,
+    dropouts,
     in_float64,
     model,
     padded_batch,
@@ -147,12 +148,12 @@ def within(ours, plain, exact, scale, what, dtype):
     assert error(ours) <= factor * (error(plain) + step), what
 
 
-def dropouts(family):
+def dropouts_of_encoder(family):
     """The names of the encoder's dropout probabilities in a configuration, all 0."""
     heads = ("classif", "qa_", "summary", "pooler_")
-    values = config(family).to_dict()
-    names = [name for name, p in values.items() if "dropout" in name and p is not None]
-    return {name: 0.0 for name in names if not any(head in name for head in heads)}
+    return {
+        name: p for name, p in dropouts(family).items() if not any(head in name for head in heads)
+    }
 
 
 @EVERY_MODEL
@@ -214,8 +215,8 @@ def test_each_dropout_is_transformers(family, tmp_path):
     """
     rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(600, -1)
     batch = pack_sequences([row.tolist() for row in rows])
-    for name in dropouts(family):
-        theirs = model(family, **dropouts(family) | {name: 0.4}).train()
+    for name in dropouts_of_encoder(family):
+        theirs = model(family, **dropouts_of_encoder(family) | {name: 0.4}).train()
         loaded = Encoder.from_pretrained(save(theirs, tmp_path / name)).train()
         patched = fastenc.patch(copy.deepcopy(theirs))
         with torch.no_grad():
@@ -397,6 +398,20 @@ SWITCHES = [
     ("modernbert", dict(tie_word_embeddings=False)),
     ("nomic_bert", dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=False)),
     ("gte", dict(type_vocab_size=0)),
+    (
+        "jina_embeddings_v3",
+        dict(hidden_act="gelu_new", rope_parameters={"rope_type": "default", "rope_theta": 50.0}),
+    ),
+    (
+        "eurobert",
+        dict(attention_bias=True, mlp_bias=True, classifier_pooling="bos", hidden_act="gelu"),
+    ),
+    ("eurobert", dict(tie_word_embeddings=True, classifier_pooling="mean", head_dim=32)),
+    (
+        "esm",
+        dict(token_dropout=False, emb_layer_norm_before=True, position_embedding_type="absolute"),
+    ),
+    ("esm", dict(emb_layer_norm_before=True, tie_word_embeddings=False, rope_theta=100.0)),
     ("gte", dict(type_vocab_size=2, hidden_act="silu")),
 ]
 

@@ -187,3 +187,35 @@ def test_other_switches_of_the_remote_code_are_refused(family, change, message, 
     folder = remote_folder(family, model(family), tmp_path, **change)
     with pytest.raises(ValueError, match=message):
         Encoder.from_pretrained(folder)
+
+
+def jina_folder(theirs, folder):
+    """``theirs`` as a folder of jina-embeddings-v3's remote code, without the additions for tasks."""
+    values = theirs.config.to_dict()
+    rotary = {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
+    names = {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}
+    del values["rope_parameters"]
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values | rotary | names, default=str))
+    renames = {"self_attn.o_proj": "mixer.out_proj", "embeddings.LayerNorm": "emb_ln"}
+    renames |= {"post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2"}
+    tensors = {}
+    for key, value in theirs.state_dict().items():
+        for ours, remote in renames.items():
+            key = key.replace(ours, remote)
+        tensors["roberta." + re.sub(r"layers\.", "encoder.layers.", key)] = value
+    for key in [key for key in tensors if ".self_attn.q_proj." in key]:
+        parts = [tensors.pop(key.replace("q_proj", f"{x}_proj")) for x in "qkv"]
+        tensors[key.replace("self_attn.q_proj", "mixer.Wqkv")] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_of_jinas_remote_code(tmp_path):
+    theirs, batch = model("jina_embeddings_v3"), padded_batch("jina_embeddings_v3")
+    ours = Encoder.from_pretrained(jina_folder(theirs, tmp_path / "hub"))
+    ours.save_pretrained(tmp_path / "saved")
+    for m in (theirs, type(theirs).from_pretrained(tmp_path / "saved").eval()):
+        with torch.no_grad():
+            expected = m(**batch).last_hidden_state[batch["attention_mask"].bool()]
+            close(ours(packed(batch)).last_hidden_state, expected)

@@ -35,25 +35,7 @@ def nearness(quantized, expected):
     return float(F.cosine_similarity(quantized, expected, dim=-1).min())
 
 
-# Family → a feature of its attention that int8 does not compute.
-UNKNOWN = {
-    "deberta": "interleaved",
-    "deberta-v2": "position_terms",
-    "longformer": "global_attention",
-}
-
-
-@pytest.mark.parametrize("family", UNKNOWN)
-def test_unknown_attention_is_refused(family, tmp_path):
-    save(model(family), tmp_path)
-    message = f"layer 0 of the model cannot run in int8: it does not compute {UNKNOWN[family]}"
-    with pytest.raises(ValueError, match=message):
-        fastenc.freeze(Encoder.from_pretrained(tmp_path), dtype="int8")
-    with pytest.raises(ValueError, match=message):
-        Encoder.from_pretrained(tmp_path, dtype="int8")
-
-
-@pytest.mark.parametrize("family", [name for name in ENCODERS if name not in UNKNOWN])
+@pytest.mark.parametrize("family", ENCODERS)
 def test_every_family_in_both_forms(family, tmp_path):
     theirs = model(family)
     batch = padded_batch(family, (12, 30, 7))

@@ -127,12 +127,15 @@ def test_recomputed_layers_cast_their_weights_again(subject):
 
 
 def test_every_mask_of_a_forward_is_another():
-    dropouts = with_rng_states([LayerDropout(0.1, 0.1, 0.0, 0.1)] * 4, torch.device("cpu"))
-    states = [tuple(state.tolist()) for dropout in dropouts for state in dropout.rng_states]
-    assert len(set(states)) == len(states) == 12
+    device = torch.device("cpu")
+    encoder = LayerDropout(0.1, 0.1, 0.0, 0.1)
+    for layer, masks in ((encoder, 3), (encoder._replace(cross=0.1), 5)):
+        drawn = with_rng_states([layer] * 4, device)
+        given = [state for dropout in drawn for state in dropout.rng_states if state is not None]
+        assert len({tuple(state.tolist()) for state in given}) == len(given) == 4 * masks
     without = [LayerDropout(), LayerDropout()]
     before = torch.get_rng_state()
-    assert with_rng_states(without, torch.device("cpu")) == without
+    assert with_rng_states(without, device) == without
     assert torch.equal(torch.get_rng_state(), before)
 
 

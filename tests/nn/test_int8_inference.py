@@ -97,6 +97,13 @@ def test_a_sequence_does_not_depend_on_batch_order_and_threads(name, attention):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("name", ["deberta", "deberta v2"])
+def test_relative_positions_stay_in_float32(name):
+    layer = Layer(KINDS[name], MANY, grad=False)
+    for ours, floats in zip(run(layer), layer.plain(), strict=True):
+        assert relative_error(ours, floats) < 0.025
+
+
 def test_nan_stays_in_its_sequence():
     layer = Layer(KINDS["bert"], MANY, grad=False)
     (whole,) = run(layer)
@@ -122,7 +129,9 @@ def test_what_it_cannot_take_it_says(monkeypatch):
     of_weights = lambda layer: int8_inference.weights_reason(layer.weights(), layer.spec)
     assert of_weights(layer) is None
     assert "multiples of 16" in of_weights(Layer(layer_variant(inner=40), MANY))
-    assert "does not compute position_terms" in of_weights(Layer(KINDS["deberta"], MANY))
+    with monkeypatch.context() as patched:
+        patched.setattr(int8_inference, "TAKES", int8_inference.TAKES - {"position_terms"})
+        assert "does not compute position_terms" in of_weights(Layer(KINDS["deberta"], MANY))
     assert "float32" in of_weights(Layer(KINDS["bert"], MANY, torch.bfloat16))
     monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)
     assert "AVX512-VNNI" in of_weights(layer)

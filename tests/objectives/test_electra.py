@@ -197,7 +197,7 @@ def test_bad_input_is_named():
     config = EncoderConfig(
         vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, family="electra"
     )
-    with pytest.raises(ValueError, match="needs an ELECTRA model, got family 'bert'"):
+    with pytest.raises(ValueError, match=r"for models of electra, deberta-v2, got family 'bert'"):
         Electra(config.replace(family="bert"))
     other = small_config(config).replace(vocab_size=51)
     with pytest.raises(ValueError, match="must have the same vocab_size, got 51 and 50"):
@@ -208,4 +208,10 @@ def test_bad_input_is_named():
         ElectraCollator(MlmCollator(TOKENIZER))
     with pytest.raises(ValueError, match=r"replacement must be uniform, .* got 'unigram'"):
         OBJECTIVES["electra"].collator(TOKENIZER, [], 0, replacement="unigram")
+    with pytest.raises(
+        ValueError, match="embedding_sharing must be shared or gradient-disentangled"
+    ):
+        Electra(config, embedding_sharing="gdes")
+    with pytest.raises(ValueError, match="generator_layers must be at least 1, got 0"):
+        Electra(config, generator_layers=0)
     assert isinstance(Electra(config).generator, MaskedLM)

@@ -129,6 +129,29 @@ def test_best_path_and_its_score(instruction_set, num_tags, lengths):
     torch.testing.assert_close(scores, expected_scores, rtol=1e-6, atol=1e-4)
 
 
+@BOTH
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+def test_ties_go_to_the_lowest_tag(instruction_set, lengths, impl):
+    """Scores of small whole numbers, so that many paths have exactly the same sum."""
+    values, _, cu_seqlens = inputs(9, lengths)
+    emissions, start, end, transitions = (torch.randint(3, value.shape).float() for value in values)
+    expected = []
+    for rows in emissions.split(list(lengths)):
+        best, came_from = start, []
+        for number, row in enumerate(rows):
+            if number:
+                sums = best[:, None] + transitions
+                came_from.append(sums.argmax(0))  # the first of equal ones
+                best = sums.amax(0)
+            best = best + row
+        path = [(best + end).argmax()][: len(rows)]
+        for previous in reversed(came_from):
+            path.insert(0, previous[path[0]])
+        expected += path
+    path, _ = crf_decode(emissions, cu_seqlens, start, end, transitions, impl=impl)
+    assert path.tolist() == list(map(int, expected))
+
+
 def check_against_every_path(values, lengths, n, impl):
     """Compare scores and order of the n best paths with the enumeration of all paths in float64."""
     cu_seqlens = offsets_of(lengths)

@@ -20,7 +20,7 @@ def check(inputs, dout, impl):
     results = [
         (out, *gradients(out, given, dout))
         for out, given in (
-            (disentangled_attention(**inputs.call(), impl=impl), inputs),
+            (disentangled_attention(**inputs.arguments(), impl=impl), inputs),
             (plain(inputs), inputs),
             (plain(exact), exact),
         )
@@ -51,7 +51,7 @@ def test_rows_of_every_kind_of_distance(buckets, farthest, impl):
 def test_without_tables_it_is_attention_with_the_same_dropout(impl):
     torch.manual_seed(0)
     inputs, state = inputs_of((5, 60, 17), 3, 32, "none"), torch.tensor([3, 4])
-    ours = disentangled_attention(**inputs.call(), dropout_p=0.3, rng_state=state, impl=impl)
+    ours = disentangled_attention(**inputs.arguments(), dropout_p=0.3, rng_state=state, impl=impl)
     offsets = offsets_of(inputs.lengths)
     theirs = attention(inputs.qkv, offsets, 60, dropout_p=0.3, rng_state=state, impl="reference")
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -71,8 +71,12 @@ def test_dropout_and_its_gradients_are_the_references():
     inputs, state = inputs_of((5, 130, 17), 3, 32), torch.tensor([5, 6])
     dout, results = torch.randn(152, 3, 32), []
     for impl in ("cpp", "reference"):
-        call = inputs.call() | {"dropout_p": 0.3, "rng_state": state, "softmax_scale": 0.2}
-        out = disentangled_attention(**call, impl=impl)
+        arguments = inputs.arguments() | {
+            "dropout_p": 0.3,
+            "rng_state": state,
+            "softmax_scale": 0.2,
+        }
+        out = disentangled_attention(**arguments, impl=impl)
         results.append((out, *gradients(out, inputs, dout)))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
@@ -86,7 +90,7 @@ def test_nothing_depends_on_the_number_of_threads():
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         torch.manual_seed(1)
-        out = disentangled_attention(**inputs.call(), dropout_p=0.1)
+        out = disentangled_attention(**inputs.arguments(), dropout_p=0.1)
         results.append((out, *gradients(out, inputs, dout)))
     torch.set_num_threads(before)
     for other in results[1:]:
@@ -96,29 +100,31 @@ def test_nothing_depends_on_the_number_of_threads():
 @needs_cpp
 def test_strided_inputs_are_read_in_place_or_copied():
     torch.manual_seed(0)
-    call = inputs_of((12, 8), 4, 16).call()
-    expected = disentangled_attention(**call)
+    arguments = inputs_of((12, 8), 4, 16).arguments()
+    expected = disentangled_attention(**arguments)
     wide = torch.randn(20, 3, 4, 48)
-    wide[..., 8:24] = call["qkv"].detach()
+    wide[..., 8:24] = arguments["qkv"].detach()
     tables = {
-        name: call[name].detach().transpose(0, 2).contiguous().transpose(0, 2)
+        name: arguments[name].detach().transpose(0, 2).contiguous().transpose(0, 2)
         for name in ("position_keys", "position_queries")
     }
-    found = disentangled_attention(**call | tables | {"qkv": wide[..., 8:24]})
-    assert torch.equal(found, expected)
+    out = disentangled_attention(**arguments | tables | {"qkv": wide[..., 8:24]})
+    assert torch.equal(out, expected)
 
 
 def test_nan_stays_in_its_sequence_and_no_tokens_are_none(instruction_set):
     torch.manual_seed(0)
-    call = inputs_of((3, 20, 3), 2, 16).call()
-    qkv = call["qkv"].detach().clone()
+    arguments = inputs_of((3, 20, 3), 2, 16).arguments()
+    qkv = arguments["qkv"].detach().clone()
     qkv[10, 1, 0] = float("nan")  # a key of the second sequence's first head
-    out = disentangled_attention(**call | {"qkv": qkv}, impl="cpp")
+    out = disentangled_attention(**arguments | {"qkv": qkv}, impl="cpp")
     assert out[3:23, 0].isnan().all() and out[3:23, 1].isfinite().all()
     assert out[:3].isfinite().all() and out[23:].isfinite().all()
     for lengths in ((), (0, 0)):
         inputs = inputs_of(lengths, 2, 16)
-        grads = gradients(disentangled_attention(**inputs.call()), inputs, torch.zeros(0, 2, 16))
+        grads = gradients(
+            disentangled_attention(**inputs.arguments()), inputs, torch.zeros(0, 2, 16)
+        )
         assert [x.shape for x in grads] == [x.shape for x in inputs.leaves()]
         assert not any(grad.any() for grad in grads[1:])
 
@@ -127,11 +133,11 @@ def test_nan_stays_in_its_sequence_and_no_tokens_are_none(instruction_set):
 @pytest.mark.parametrize("terms", TERMS)
 def test_registration_passes_opcheck_and_compiles(terms):
     inputs = inputs_of((4, 6), 2, 16, terms)
-    call = inputs.call()
-    q, k, v = (x.detach() for x in call["qkv"].unbind(1))
-    tables = [call[name] for name in ("position_keys", "position_queries")]
+    named = inputs.arguments()
+    q, k, v = (x.detach() for x in named["qkv"].unbind(1))
+    tables = [named[name] for name in ("position_keys", "position_queries")]
     tables = [x if x is None else x.detach() for x in tables]
-    arguments = (q, k, v, *tables, call["slots"], call["cu_seqlens"], torch.tensor([3, 4]))
+    arguments = (q, k, v, *tables, named["slots"], named["cu_seqlens"], torch.tensor([3, 4]))
     arguments = (*arguments, 6, 0.1, 0.25)
     out, lse = torch.ops.fastenc.disentangled_attention_fwd(*arguments)
     torch.library.opcheck(torch.ops.fastenc.disentangled_attention_fwd.default, arguments)
@@ -141,8 +147,8 @@ def test_registration_passes_opcheck_and_compiles(terms):
     compiled = torch.compile(disentangled_attention, backend="aot_eager", fullgraph=True)
     dout = torch.randn(10, 2, 16)
     pairs = [
-        (found, *gradients(found, inputs, dout))
-        for found in (compiled(**call), disentangled_attention(**call))
+        (output, *gradients(output, inputs, dout))
+        for output in (compiled(**named), disentangled_attention(**named))
     ]
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other)
@@ -154,7 +160,7 @@ def test_long_sequences_keep_no_square_of_the_length():
     resource = pytest.importorskip("resource")
     inputs = inputs_of((12000,), 1, 16, buckets=256, farthest=512)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    disentangled_attention(**inputs.call()).sum().backward()
+    disentangled_attention(**inputs.arguments()).sum().backward()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 120_000  # KB
 
 
@@ -187,6 +193,6 @@ def test_slots_are_those_of_transformers():
     ids=str,
 )
 def test_errors(change, message):
-    call = inputs_of((3, 3), 2, 16).call()
+    arguments = inputs_of((3, 3), 2, 16).arguments()
     with pytest.raises(ValueError, match=message):
-        disentangled_attention(**call | change)
+        disentangled_attention(**arguments | change)

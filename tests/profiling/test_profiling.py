@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastenc
 from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.ops import attention, bias_gelu, gemm
+from fastenc.ops import attention, bias_gelu, cross_attention, gemm
 from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
@@ -144,6 +144,15 @@ def test_flops_of_a_window_are_those_of_the_pairs_that_it_leaves(window):
     )
     qkv = torch.randn(sum(lengths), 3, heads, dim)
     windowed = lambda: attention(qkv, offsets_of(lengths), 30, window_size=window, impl="cpp")
+    assert sum(one.work.flops for one in count(windowed)) == 2 * 2 * heads * dim * pairs
+
+
+def test_flops_of_a_window_on_other_keys_are_those_of_whole_windows():
+    queries, keys, heads, dim = [3, 0, 5], [4, 6, 9], 2, 16
+    q, k = torch.randn(8, heads, dim), torch.randn(19, heads, dim)
+    offsets = offsets_of(queries), offsets_of(keys)
+    windowed = lambda: cross_attention(q, k, k, *offsets, 5, 9, window_size=(2, 3), impl="cpp")
+    pairs = 3 * 4 + 5 * 6
     assert sum(one.work.flops for one in count(windowed)) == 2 * 2 * heads * dim * pairs
 
 

@@ -58,6 +58,14 @@ def transformers_model(name):
         return [t.BertForMaskedLM(t.BertConfig(vocab_size=28996))]
     if name == "distilbert-base":
         return [t.DistilBertForMaskedLM(t.DistilBertConfig())]
+    if name == "deberta-v3-base":
+        sizes = dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072)
+        relative = dict(relative_attention=True, position_buckets=256, norm_rel_ebd="layer_norm")
+        terms = dict(share_att_key=True, pos_att_type="p2c|c2p", position_biased_input=False)
+        config = lambda layers: t.DebertaV2Config(
+            num_hidden_layers=layers, **sizes, **relative, **terms
+        )
+        return [t.DebertaV2Model(config(12)), t.DebertaV2ForMaskedLM(config(6))]
     small = dict(hidden_size=256, num_attention_heads=4, intermediate_size=1024)
     # The small model's generator has a quarter of its sizes, the base model's a third.
     own, generator = {
@@ -86,6 +94,7 @@ DIFFERENCE = {
     # The generator shares the discriminator's tables of words, positions and token types.
     "electra-small": -(30522 + 512 + 2) * 128,
     "electra-base": -(30522 + 512 + 2) * 768,
+    "deberta-v3-base": 2 * 768 + 768 * 768 + 768 + 768 + 1,  # the head for replaced tokens
 }
 
 
@@ -163,6 +172,8 @@ PUBLISHED = {
     # Clark et al. 2020, arXiv:2003.10555, table 6; lengths: section 3.4, configure_pretraining.py
     "electra-small": (5e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 128, 128, 0.1, 0.15),
     "electra-base": (2e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 766_000, 256, 512, 0.1, 0.15),
+    # experiments/language_model/rtd.sh and optims/args.py of microsoft/DeBERTa
+    "deberta-v3-base": (1e-4, 10_000, (0.9, 0.999), 1e-6, 0.01, 1_000_000, 256, 512, 0.1, 0.15),
     # Sanh et al. 2019, arXiv:1910.01108, section 3: the batch; the others are defaults of train.py in transformers'
     # examples/research_projects/distillation: epochs, and the warm-up is a share of the steps
     "distilbert-base": (5e-4, 0.05, (0.9, 0.98), 1e-6, 0.0, 3, 4000, 512, None, 0.15),

@@ -15,7 +15,7 @@ def gradients(out, inputs, dout):
 def results(target, inputs, dout, **options):
     """The output and every gradient, on the CPU."""
     moved = inputs.to(inputs.qkv.dtype, target.device)
-    out = disentangled_attention(**moved.call(), impl=target.impl, **options)
+    out = disentangled_attention(**moved.arguments(), impl=target.impl, **options)
     return [x.cpu() for x in (out, *gradients(out, moved, dout))]
 
 
@@ -25,9 +25,9 @@ def test_values_and_gradients_keep_the_budget(triton_target, terms):
         lengths = (3, 0, 40, 17)
         inputs = inputs_of(lengths, 2, 24, terms, buckets=8, farthest=30, dtype=dtype)
         dout = torch.randn(sum(lengths), 2, 24)
-        found, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
+        actual, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
         peers = [(out := plain(x), *gradients(out, x, dout)) for x in (inputs, exact)]
-        for number, values in enumerate(zip(found, *peers, strict=True)):
+        for number, values in enumerate(zip(actual, *peers, strict=True)):
             assert_within_budget(*values, f"result {number}")
 
 
@@ -35,11 +35,11 @@ def test_dropout_and_its_gradients_are_the_references(triton_target):
     inputs, dout = inputs_of((5, 40, 17), 2, 16), torch.randn(62, 2, 16)
     options = {"dropout_p": 0.3, "softmax_scale": 0.2}
     state = torch.tensor([5, 6])
-    found = results(
+    actual = results(
         triton_target, inputs, dout, **options, rng_state=state.to(triton_target.device)
     )
-    out = disentangled_attention(**inputs.call(), **options, rng_state=state, impl="reference")
-    for ours, theirs in zip(found, (out, *gradients(out, inputs, dout)), strict=True):
+    out = disentangled_attention(**inputs.arguments(), **options, rng_state=state, impl="reference")
+    for ours, theirs in zip(actual, (out, *gradients(out, inputs, dout)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
@@ -50,9 +50,9 @@ def test_equal_scores_of_any_size_have_equal_probabilities(triton_target):
         inputs.qkv[:, :2].zero_()
         inputs.qkv[:, :2, :, 0] = 2.0**13
         inputs.keys.zero_()
-    found, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
+    actual, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
     peers = [(out := plain(x), *gradients(out, x, dout)) for x in (inputs, exact)]
-    for number, values in enumerate(zip(found, *peers, strict=True)):
+    for number, values in enumerate(zip(actual, *peers, strict=True)):
         assert_within_budget(*values, f"result {number}")
 
 

@@ -433,7 +433,8 @@ def test_a_build_that_fails_leaves_the_rest_to_run(commands):
 
 def test_an_extension_is_built_once_for_a_source(commands):
     built = lambda called: any("setup.py" in word for line in called for word in line)
-    (commands.tree / "python/fastenc/_C.none.so").touch()
+    for name in ("_C.none.so", "libfastenc.so"):
+        (commands.tree / "python/fastenc" / name).touch()
     first, _, _ = commands("2", WITHOUT_CUDA="1")
     assert built(first)
     (commands.tree / "csrc/a.h").write_text("// changed")

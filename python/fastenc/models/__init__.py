@@ -2,16 +2,19 @@
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.heads.discriminator import Discriminator
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.question_answerer import QuestionAnswerer
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel
 from fastenc.models.heads.sentence_embedder import SentenceEmbedder
+from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.heads.span_classifier import SpanClassifier
 from fastenc.models.heads.token_classifier import TokenClassifier
 from fastenc.models.outputs import LossTerm, ModelOutput
 
 __all__ = [
+    "Discriminator",
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",
@@ -21,6 +24,7 @@ __all__ = [
     "QuestionAnswerer",
     "SenseInventory",
     "SentenceEmbedder",
+    "Seq2Seq",
     "SequenceClassifier",
     "SpanClassifier",
     "TokenClassifier",

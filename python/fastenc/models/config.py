@@ -34,6 +34,7 @@ class EncoderConfig:
         pooler: whether the encoder has a pooler, tanh(W x + b) of the first token's vector (BERT, RoBERTa).
         layer_mix: whether the encoder's output is a :class:`fastenc.nn.ScalarMix` of all states instead of the last
             state.
+        is_decoder: whether this describes the decoder of an encoder-decoder (:meth:`decoder`).
         extra: all other entries of config.json, which are written back unchanged.
     Raises: ValueError naming the field, the value and the rule.
     """
@@ -58,6 +59,7 @@ class EncoderConfig:
     layer_mix: bool = False
     family: str = "bert"
     head_dim: int = 0
+    is_decoder: bool = False
     extra: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,19 @@ class EncoderConfig:
     @property
     def architecture(self) -> Architecture:
         return ARCHITECTURES[self.family]
+
+    def decoder(self) -> "EncoderConfig":
+        """The configuration of the decoder that belongs to this encoder.
+
+        Raises: ValueError for a family without decoders.
+        """
+        if not self.architecture.has_decoder:
+            families = sorted(name for name, a in ARCHITECTURES.items() if a.has_decoder)
+            raise ValueError(
+                f"an encoder-decoder must be of one of the families {families}, got {self.family!r}: take a "
+                "checkpoint of one of them"
+            )
+        return self.replace(is_decoder=True, **self.architecture.decoder_sizes(self))
 
     def layer_spec(self, number: int) -> LayerSpec:
         """The description of layer ``number``, from 0."""
@@ -108,7 +123,9 @@ class EncoderConfig:
     def to_hf(self) -> dict[str, Any]:
         """The contents of the family's config.json."""
         mix = {LAYER_MIX: True} if self.layer_mix else {}
-        return {**self.extra, **self.architecture.write(self), **mix, "model_type": self.family}
+        constants = self.architecture.constants.values()
+        extra = {key: value for key, value in self.extra.items() if key not in constants}
+        return {**extra, **self.architecture.write(self), **mix, "model_type": self.family}
 
     def replace(self, **changes: Any) -> "EncoderConfig":
         """A copy with some fields changed. head_dim follows hidden_size and num_heads if it did before."""

@@ -27,6 +27,8 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
+    CrossWeights,
+    GlobalWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -35,7 +37,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.nn.stack import StackModules, VisitInput, run_stack, ways_of_layers
 from fastenc.nn.ways import run_layer
@@ -64,8 +66,36 @@ class EncoderOutput:
     tied_weight: Tensor | None = None
 
 
+class CrossAttention(nn.Module):
+    """The weights of the sublayer that attends to the encoder's states. ``key_value`` computes k and v."""
+
+    def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
+        super().__init__()
+        assert spec.cross_norm is not None  # only such layers have the sublayer
+        width, heads_width = config.hidden_size, spec.attention.num_heads * spec.attention.head_dim
+        self.query = nn.Linear(width, heads_width, bias=biases.qkv)
+        self.key_value = nn.Linear(width, 2 * heads_width, bias=biases.qkv)
+        self.out = nn.Linear(heads_width, width, bias=biases.attention_out)
+        self.norm = make_norm(spec.cross_norm, width, biases.norm)
+
+    def weights(self) -> CrossWeights:
+        return CrossWeights(
+            self.query.weight,
+            self.query.bias,
+            (self.key_value.weight,),
+            (self.key_value.bias,),
+            self.out.weight,
+            self.out.bias,
+            self.norm.weight,
+            getattr(self.norm, "bias", None),
+        )
+
+
 class EncoderLayer(nn.Module):
-    """One layer: its weights and adaptations. ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU."""
+    """One layer of an encoder or a decoder: its weights and adaptations.
+
+    ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU.
+    """
 
     def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
         super().__init__()
@@ -94,6 +124,7 @@ class EncoderLayer(nn.Module):
             if attention.global_attention
             else None
         )
+        self.cross = None if spec.cross_norm is None else CrossAttention(config, spec, biases)
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
@@ -119,8 +150,10 @@ class EncoderLayer(nn.Module):
             getattr(self.out_norm, "bias", None),
             *_parameters(self.position_key),
             *_parameters(self.position_query),
-            None if of_globals is None else (of_globals.weight,),
-            None if of_globals is None else (of_globals.bias,),
+            cross=None if self.cross is None else self.cross.weights(),
+            global_qkv=None
+            if of_globals is None
+            else GlobalWeights((of_globals.weight,), (of_globals.bias,)),
         )
 
     def dropout(self) -> LayerDropout:
@@ -146,28 +179,13 @@ class EncoderLayer(nn.Module):
         return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
-class Encoder(PretrainedModel):
-    """A bidirectional encoder on packed batches, of any architecture of ``fastenc.models.architectures``.
+class LayerStack(nn.Module):
+    """Embeddings and layers: what encoders and decoders have in common."""
 
-        x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
+    config: EncoderConfig
 
-    ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
-
-    Attributes:
-        sentence: how a text's vector is computed, if the checkpoint has sentence-transformers' files; saved with the
-            model.
-        gradient_checkpointing: set it to True to keep only the input of each layer in training; the backward computes
-            the rest again.
-        adapted: the state of :mod:`fastenc.adapt`.
-        mix: with ``config.layer_mix``, a learned weighted sum of x_0 to x_L, which heads, pooler and pooling read
-            instead of x_L.
-    """
-
-    architecture = "Model"
-    optional_parts = ("pooler", "mix")
-
-    def __init__(self, config: EncoderConfig):
-        super().__init__(config)
+    def make_stack(self, config: EncoderConfig) -> None:
+        """Make the modules that ``config`` describes."""
         architecture, width = config.architecture, config.hidden_size
         self.stack = architecture.stack(config)
         biases = architecture.biases(config)
@@ -182,6 +200,7 @@ class Encoder(PretrainedModel):
             norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
             scale=architecture.embedding_scale(config),
+            masked=architecture.masked_embedding(config),
             dropout_p=architecture.embedding_dropout_p(config),
             projection=architecture.embedding_projection(config),
             project_first=architecture.projects_embeddings_first(config),
@@ -210,12 +229,90 @@ class Encoder(PretrainedModel):
             if convolution is None
             else Convolution(convolution, width, config.hidden_dropout_p)
         )
-        self.pooler = nn.Linear(width, width) if config.pooler else None
-        self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
+        self.kept = nn.ModuleDict(
+            {name: nn.Linear(*size) for name, size in architecture.kept_linears(config).items()}
+        )
         self.final_dropout_p = architecture.final_dropout_p(config)
         self.gradient_checkpointing = False
-        self.adapted = AdaptationState()
         self.frozen = FrozenWeights()
+
+    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
+        norm, modules = self.first_norm, self._modules_of_layers()
+        recomputes = self.gradient_checkpointing and self.training
+        return StackModules(
+            modules,
+            None if norm is None else (norm.weight, getattr(norm, "bias", None)),
+            [*self.relative_biases.parameters()],
+            self.final_dropout_p if trains(self) else 0.0,
+            [recomputes] * len(modules),
+            frozen,
+            position_table(self.relative_positions, self.position_norm),
+            None if self.convolution is None else self.convolution.weights(),
+        )
+
+    def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
+        """For each layer {way of running it: why a call now cannot take it, or None}.
+
+        See :func:`fastenc.nn.stack.ways_of_layers`.
+        """
+        return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack_modules())
+
+    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
+        """(weights, description) of every module of ``layers``.
+
+        Raises: ValueError if the model was loaded with ``dtype="int8"``.
+        """
+        self.frozen.require_weights("this call")
+        return [
+            (layer.weights(), self.stack.of_module(i))
+            for i, layer in enumerate(self._modules_of_layers())
+        ]
+
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = position_table(self.relative_positions, self.position_norm)
+        spec = self.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
+
+    def layer_adaptations(self) -> list[LayerAdaptation | None]:
+        """What is added to every module of ``layers``, or None."""
+        return [layer.adapted() for layer in self._modules_of_layers()]
+
+    def int8_reasons(self) -> list[str | None]:
+        """For every module of ``layers`` why ``fastenc.freeze(model, dtype="int8")`` cannot take it, or None."""
+        return int8_reasons(self)
+
+    def _modules_of_layers(self) -> list[EncoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
+
+
+class Encoder(LayerStack, PretrainedModel):
+    """A bidirectional encoder on packed batches, of any architecture of ``fastenc.models.architectures``.
+
+        x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
+
+    ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
+
+    Attributes:
+        sentence: how a text's vector is computed, if the checkpoint has sentence-transformers' files; saved with the
+            model.
+        gradient_checkpointing: set it to True to keep only the input of each layer in training; the backward computes
+            the rest again.
+        adapted: the state of :mod:`fastenc.adapt`.
+        mix: with ``config.layer_mix``, a learned weighted sum of x_0 to x_L, which heads, pooler and pooling read
+            instead of x_L.
+    """
+
+    architecture = "Model"
+    optional_parts = ("pooler", "mix", "kept")
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__(config)
+        self.make_stack(config)
+        width = config.hidden_size
+        self.pooler = nn.Linear(width, width) if config.pooler else None
+        self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
+        self.adapted = AdaptationState()
         self.sentence: SentenceSettings | None = None
         self.init_modules(self)
 
@@ -267,7 +364,7 @@ class Encoder(PretrainedModel):
         weighted_sum: Tensor | None = None
         modules = self._stack_modules(self.frozen.current())
         states = run_stack(
-            x, cu_seqlens, max_seqlen, self.stack, modules, visit_input, global_tokens
+            x, cu_seqlens, max_seqlen, self.stack, modules, visit_input, global_tokens=global_tokens
         )
         for number, state in enumerate(states):
             if number in wanted:
@@ -280,49 +377,6 @@ class Encoder(PretrainedModel):
         return EncoderOutput(
             last, tuple(kept) if wanted else None, self._pooled(last, batch), table
         )
-
-    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
-        norm, modules = self.first_norm, self._modules_of_layers()
-        recomputes = self.gradient_checkpointing and self.training
-        return StackModules(
-            modules,
-            None if norm is None else (norm.weight, getattr(norm, "bias", None)),
-            [*self.relative_biases.parameters()],
-            self.final_dropout_p if trains(self) else 0.0,
-            [recomputes] * len(modules),
-            frozen,
-            position_table(self.relative_positions, self.position_norm),
-            None if self.convolution is None else self.convolution.weights(),
-        )
-
-    def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
-        """For each layer {way of running it: why a call now cannot take it, or None}.
-
-        See :func:`fastenc.nn.stack.ways_of_layers`.
-        """
-        return ways_of_layers(self.config.hidden_size, tokens, self.stack, self._stack_modules())
-
-    def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
-        """(weights, description) of every module of ``layers``.
-
-        Raises: ValueError if the model was loaded with ``dtype="int8"``.
-        """
-        self.frozen.require_weights("this call")
-        return [
-            (layer.weights(), self.stack.of_module(i))
-            for i, layer in enumerate(self._modules_of_layers())
-        ]
-
-    def layer_adaptations(self) -> list[LayerAdaptation | None]:
-        """What is added to every module of ``layers``, or None."""
-        return [layer.adapted() for layer in self._modules_of_layers()]
-
-    def int8_reasons(self) -> list[str | None]:
-        """For every module of ``layers`` why ``fastenc.freeze(model, dtype="int8")`` cannot take it, or None."""
-        return int8_reasons(self)
-
-    def _modules_of_layers(self) -> list[EncoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
 
     def _check_length(self, batch: PackedBatch) -> None:
         positions, taken = self.config.max_positions, self.adapted.first_position

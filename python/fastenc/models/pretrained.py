@@ -11,7 +11,6 @@ from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.models.architectures.base import Names
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
@@ -176,8 +175,9 @@ class PretrainedModel(nn.Module):
     ) -> Model:
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
-        tensors = _by_current_names(config, checkpoint.read_tensors(folder), folder)
+        tensors = cls.by_current_names(config, checkpoint.read_tensors(folder), folder)
         _check_depth(config, tensors, folder)
+        config = _with_constants(config, tensors, folder)
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)
@@ -247,6 +247,9 @@ class PretrainedModel(nn.Module):
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
+        prefix = _prefix_of(self.config) if self.architecture != "Model" else ""
+        for name, value in self.config.architecture.constant_values(self.config).items():
+            tensors[prefix + name] = value
         return self.config.architecture.export_state_dict(tensors, self.config)
 
     @classmethod
@@ -291,7 +294,7 @@ class PretrainedModel(nn.Module):
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
         architecture = self.config.architecture
-        prefix = f"{architecture.prefix}." if with_prefix and architecture.prefix else ""
+        prefix = _prefix_of(self.config) if with_prefix else ""
         encoder_names = {**architecture.names(self.config), "mix": LAYER_MIX}
         head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
@@ -314,6 +317,42 @@ class PretrainedModel(nn.Module):
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
 
+    @classmethod
+    def by_current_names(
+        cls, config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+    ) -> dict[str, Tensor]:
+        """A checkpoint's tensors by transformers' current names, without the prefix.
+
+        Raises: ValueError if two of them are the same weight of the model and differ.
+        """
+        renamed: dict[str, Tensor] = {}
+        stored_as: dict[str, str] = {}
+        for stored, tensor in tensors.items():
+            for name, value in cls.renamed(config, stored, tensor).items():
+                differs = name in renamed and not checkpoint.same(renamed[name], value)
+                if differs and not name.endswith(BUFFERS):
+                    raise ValueError(
+                        f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
+                        "model, got different values: remove one of them"
+                    )
+                renamed[name], stored_as[name] = value, stored
+        return renamed
+
+    @classmethod
+    def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:
+        """One tensor by its current name or names; empty if the model does not read it."""
+        return config.architecture.renamed(stored.removeprefix(_prefix_of(config)), tensor)
+
+    def stored_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
+        flat = [
+            name
+            for ours, theirs in self.config.architecture.names(self.config).items()
+            if ours != "pooler"
+            for name in ((theirs,) if isinstance(theirs, str) else theirs)
+        ]
+        return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
+
     def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         """A checkpoint's tensors by our names.
 
@@ -325,9 +364,9 @@ class PretrainedModel(nn.Module):
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():
             absent = [name for name in theirs if name not in tensors]
-            # A checkpoint may lack the pooler, the mix of layers and this head.
+            # A checkpoint may lack the pooler, the mix of layers, this head, and layers that are only kept.
             optional = ours in heads or ours.rsplit(".", 1)[0] in heads
-            optional = optional or "pooler" in ours or is_mix(ours)
+            optional = optional or "pooler" in ours or is_mix(ours) or "kept." in ours
             if absent:
                 if not optional:
                     missing += absent
@@ -353,11 +392,10 @@ class PretrainedModel(nn.Module):
                 f"{folder} is incomplete: it lacks {_few(missing)}: write the checkpoint again, or check that "
                 "config.json belongs to it"
             )
-        encoder = _modules_of_encoder(architecture.names(self.config))
         unread = [
             name
             for name in sorted({*tensors} - read)
-            if name.startswith(encoder)
+            if name.startswith(self.stored_prefixes())
             and not (name.endswith(BUFFERS) or name.startswith(architecture.unread))
         ]
         if unread:
@@ -395,27 +433,28 @@ def _class_names(hf_config: JsonObject) -> list[str]:
     return cast(list[str], hf_config.get("architectures") or [])
 
 
-def _by_current_names(
+def _with_constants(
     config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
-) -> dict[str, Tensor]:
-    """A checkpoint's tensors by transformers' current names, without the prefix.
+) -> EncoderConfig:
+    """The configuration with the values of a checkpoint's constant tensors, which are taken out of ``tensors``."""
+    known, values = config.architecture.constant_values(config), dict(config.extra)
+    for name, key in config.architecture.constants.items():
+        tensor = tensors.pop(name, None)
+        if tensor is None or name not in known:
+            continue
+        if tensor.shape != known[name].shape:
+            raise ValueError(
+                f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
+                f"{tuple(known[name].shape)}: do the two files belong together?"
+            )
+        values[key] = tensor.float().tolist()
+    return config.replace(extra=values) if values != config.extra else config
 
-    Raises: ValueError if two of them are the same weight of the model and differ.
-    """
-    architecture = config.architecture
-    prefix = f"{architecture.prefix}." if architecture.prefix else ""
-    renamed: dict[str, Tensor] = {}
-    stored_as: dict[str, str] = {}
-    for stored, tensor in tensors.items():
-        for name, value in architecture.renamed(stored.removeprefix(prefix), tensor).items():
-            differs = name in renamed and not checkpoint.same(renamed[name], value)
-            if differs and not name.endswith(BUFFERS):
-                raise ValueError(
-                    f"{checkpoint.weights_file(folder)}: {stored_as[name]} and {stored} are the same weight of the "
-                    "model, got different values: remove one of them"
-                )
-            renamed[name], stored_as[name] = value, stored
-    return renamed
+
+def _prefix_of(config: EncoderConfig) -> str:
+    """What the names of the encoder's weights begin with in a checkpoint with a head."""
+    prefix = config.architecture.prefix
+    return f"{prefix}." if prefix else ""
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -434,17 +473,6 @@ def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
             f"{checkpoint.weights_file(folder)} has {max(depths, default=0)} layers, but config.json says "
             f"{architecture.config_names['num_layers']} {config.num_layers}: do the two files belong together?"
         )
-
-
-def _modules_of_encoder(names: Names) -> tuple[str, ...]:
-    """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
-    flat = [
-        name
-        for ours, theirs in names.items()
-        if ours != "pooler"
-        for name in ((theirs,) if isinstance(theirs, str) else theirs)
-    ]
-    return tuple({f"{name.split('.')[0]}." for name in flat if "." in name})
 
 
 def _few(names: list[str]) -> str:

@@ -16,19 +16,26 @@ from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
 from fastenc.packing import PackedBatch
 
+MASKED_SHARE = 0.15 * 0.8  # of the tokens in ESM's pretraining
+
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
     """Embeddings: the norm after the sum of the tables' rows, or None, and the factor of the word embeddings.
 
-    ``project_first``: the projection comes before norm and dropout, not after them.
-    ``drop_first``: dropout comes before the norm, not after it.
+    Fields:
+        project_first: the projection comes before norm and dropout, not after them.
+        drop_first: dropout comes before the norm, not after it.
+        masked: the id of a token whose word vector is 0; in a sequence where its share is m, the other word vectors
+            are multiplied by (1 - 0.12) / (1 - m), or None. 0.12 is its share in pretraining.
+            Source: ESM's "token dropout", Rives et al. 2021, doi:10.1073/pnas.2016239118.
     """
 
     norm: NormSpec | None
     scale: float = 1.0
     project_first: bool = False
     drop_first: bool = False
+    masked: int | None = None
 
 
 class EmbeddingTables(NamedTuple):
@@ -59,6 +66,7 @@ class Embeddings(nn.Module):
         norm: the norm's description, or None without a norm.
         norm_bias: whether the norm has a bias.
         scale: factor of the word embeddings.
+        masked: see :class:`EmbeddingSpec`.
         projection: whether a linear layer follows.
         project_first: whether it comes before the norm, and has no bias.
         drop_first: whether dropout comes before the norm.
@@ -76,6 +84,7 @@ class Embeddings(nn.Module):
         norm: NormSpec | None,
         norm_bias: bool = True,
         scale: float = 1.0,
+        masked: int | None = None,
         dropout_p: float = 0.0,
         projection: bool = False,
         project_first: bool = False,
@@ -83,7 +92,7 @@ class Embeddings(nn.Module):
     ):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
-        self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first)
+        self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first, masked)
         self.word = nn.Embedding(vocab_size, width)
         self.position = nn.Embedding(positions, width) if positions else None
         self.token_type = nn.Embedding(token_types, width) if token_types else None
@@ -115,6 +124,7 @@ class Embeddings(nn.Module):
             position_ids=None if self.position is None else batch.position_ids,
             position_offset=self.position_offset + first_position,
             token_type_ids=types,
+            cu_seqlens=batch.cu_seqlens,
             dropout_p=self.dropout_p if trains(self) else 0.0,
         )
         return x, table if tied_weight else None
@@ -146,6 +156,7 @@ def embed(
     position_offset: int = 0,
     token_type_ids: Tensor | None = None,
     inputs_embeds: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Norm(scale * word + position + token type), then dropout, then the projection.
@@ -154,6 +165,7 @@ def embed(
         input_ids, position_ids, token_type_ids: int64 (total_tokens,). Without token types, every token has type 0.
         position_offset: added to position_ids.
         inputs_embeds: (total_tokens, width), taken in place of the words' vectors, without the scale.
+        cu_seqlens: int32 (batch+1,), offsets of the sequences, which ``spec.masked`` needs.
     Returns: (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder
         (:func:`fastenc.ops.tied_embedding_layer_norm`).
     Raises: ValueError for token ids outside the table.
@@ -161,7 +173,8 @@ def embed(
     t, norm = tables, spec.norm
     used = [table for table in (t.word, t.position, t.token_type) if table is not None]
     one_dtype = all(table.dtype == t.word.dtype for table in used)
-    one_op = one_dtype and spec.scale == 1.0 and inputs_embeds is None and not spec.project_first
+    plain_words = spec.scale == 1.0 and spec.masked is None and inputs_embeds is None
+    one_op = one_dtype and plain_words and not spec.project_first
     one_op = one_op and not (spec.drop_first and dropout_p > 0)
     if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
         x, tied_weight = tied_embedding_layer_norm(
@@ -181,7 +194,7 @@ def embed(
         )
     else:
         tied_weight = t.word
-        x = inputs_embeds if inputs_embeds is not None else _words(spec, t, input_ids)
+        x = _words(spec, t, input_ids, cu_seqlens) if inputs_embeds is None else inputs_embeds
         # In transformers' order, so that sums are rounded alike.
         if t.token_type is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
@@ -204,15 +217,31 @@ def _projected(tables: EmbeddingTables, x: Tensor) -> Tensor:
 
 def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor) -> Tensor:
     """Word vectors (rows, width), scaled, normalised and projected: (rows, hidden_size), without dropout."""
-    x = rows * spec.scale
+    x = rows * (spec.scale if spec.masked is None else spec.scale * (1 - MASKED_SHARE))
     if spec.project_first:
         return _normalised(spec, tables, _projected(tables, x))
     return _projected(tables, _normalised(spec, tables, x))
 
 
-def _words(spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor) -> Tensor:
+def _words(
+    spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor, cu_seqlens: Tensor | None
+) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
-    return F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    x = F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    if spec.masked is None or cu_seqlens is None:
+        return x
+    return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
+
+
+def _scaled_for_masked(x: Tensor, is_masked: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """x (total_tokens, width), 0 for masked tokens and scaled by (1 - MASKED_SHARE) / (1 - share in the sequence)."""
+    before = F.pad(is_masked.cumsum(0), (1, 0))[cu_seqlens]
+    share = (before[1:] - before[:-1]).float() / (cu_seqlens[1:] - cu_seqlens[:-1])
+    token = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+    of_token = share[torch.searchsorted(cu_seqlens[1:], token, right=True)]
+    # In transformers' order, so that products are rounded alike.
+    scaled = x.masked_fill(is_masked[:, None], 0.0) * (1 - MASKED_SHARE)
+    return (scaled / (1 - of_token)[:, None]).to(x.dtype)
 
 
 def _normalised(spec: EmbeddingSpec, tables: EmbeddingTables, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def features_of(description: Any) -> frozenset[str]:
         value = getattr(description, each.name)
         if is_dataclass(value):
             names |= features_of(value)
-        elif each.default not in (MISSING, value) and not each.metadata.get("size"):
+        if each.default not in (MISSING, value) and not each.metadata.get("size"):
             names.add(f"{each.name}={value}" if isinstance(value, str) else each.name)
     return frozenset(names)
 

@@ -29,6 +29,9 @@ class WeightsOwner(Protocol):
     def layer_weights(self) -> Sequence[tuple[LayerWeights, LayerSpec]]:
         """(weights, description) of every module that computes layers."""
 
+    def position_rows(self) -> torch.Tensor | None:
+        """The rows of the table of relative positions that all layers project, or None without one."""
+
     def layer_adaptations(self) -> Sequence[LayerAdaptation | None]:
         """What is added to each of these modules (PEFT's LoRA, :mod:`fastenc.adapt`), or None."""
 
@@ -65,8 +68,11 @@ class FrozenWeights(nn.Module):
         Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
         quantised = quantised_layers(owner, INT8)
-        linears = (m for layer in layers for m in layer.children() if isinstance(m, nn.Linear))
-        for linear in linears:
+        named = (pair for layer in layers for pair in layer.named_children())
+        for name, linear in named:
+            # The projections of global tokens stay in float32.
+            if not isinstance(linear, nn.Linear) or name == "global_qkv":
+                continue
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             without_values = torch.empty_like(linear.weight, device="meta")
             del linear.weight
@@ -172,10 +178,15 @@ def _replacing(layers: list[Prepared]) -> FrozenWeights:
 def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     with torch.no_grad():
+        rows = owner.position_rows()
         return [
             Prepared(weights, stacked=stacked(weights))
             if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights)
-            else Prepared(weights, packed=cpu_inference.pack(weights))
+            else Prepared(
+                weights,
+                packed=cpu_inference.pack(weights),
+                positions=cpu_inference.project(rows, weights, spec),
+            )
             for weights, spec in owner.layer_weights()
         ]
 
@@ -201,8 +212,14 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
                         f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
                         f"in layer {number}: load other weights"
                     )
+        rows = owner.position_rows()
         return [
-            Prepared(weights, int8=int8_inference.pack(weights, spec)) for weights, spec in layers
+            Prepared(
+                weights,
+                int8=int8_inference.pack(weights, spec),
+                positions=cpu_inference.project(rows, weights, spec),
+            )
+            for weights, spec in layers
         ]
 
 

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
-from fastenc.nn.layer_call import DISENTANGLED, GLOBAL_ATTENTION, GLOBAL_TOKENS, LayerCall
+from fastenc.nn.layer_cache import LayerCache
+from fastenc.nn.layer_call import (
+    CROSS_ATTENTION,
+    DISENTANGLED,
+    GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
+    LayerCall,
+)
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
@@ -29,6 +36,7 @@ from fastenc.ops import (
     attention,
     bias_gelu,
     bias_glu,
+    cross_attention,
     disentangled_attention,
     dispatch,
     global_window_attention,
@@ -44,6 +52,8 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
+    | CROSS_ATTENTION
+    | {"cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -59,6 +69,8 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         post-norm: h = Norm(x + Attention(x)),      y = Norm(h + FFN(h))
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
 
+    A layer with a source has a third sublayer between the two, of the same form: c = Norm(h + Attention(h, source)).
+
     Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
         autocast's dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
@@ -68,6 +80,7 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         layer_call.dropout,
         layer_call.adaptation or LayerAdaptation(),
     )
+    inputs = layer_call.inputs
     weights, state = (
         layer_call.prepared.stacked or layer_call.weights,
         in_autocast_dtype(layer_call.state),
@@ -75,12 +88,26 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
     if torch.compiler.is_compiling():
         _use_floats(spec)
         _use_floats(dropout)
-    attended = _attend(state.x, layer_call.inputs, weights, spec.attention, dropout, added)
+    attended = _attend(state.x, inputs, weights, spec.attention, dropout, added)
+    norm, name = spec.attention_norm, "attention_out"
+    if spec.cross_norm is not None:
+        h = _end_attention(
+            attended, state.residual, weights, norm, spec.pre_norm, dropout, added, name
+        )
+        attended = _attend_to_source(h.x, inputs, weights, spec.attention, dropout, added)
+        weights, dropout = weights.after_self_attention(), dropout.after_self_attention()
+        state, norm, name = h, spec.cross_norm, "cross_out"
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
         blocks = max(1, math.ceil(attended.shape[0] / ROWS_AT_ONCE))
-    rest = lambda rows, residual: _after_attention(rows, residual, weights, spec, dropout, added)
+    rest = lambda rows, residual: _feed_forward(
+        _end_attention(rows, residual, weights, norm, spec.pre_norm, dropout, added, name),
+        weights,
+        spec,
+        dropout,
+        added,
+    )
     if blocks == 1:
         return rest(attended, state.residual)
     pairs = zip(attended.chunk(blocks), state.residual.chunk(blocks), strict=True)
@@ -155,7 +182,7 @@ def _attend(
             softmax_scale=spec.scale,
         ).flatten(1)
     if inputs.global_tokens is not None:
-        return attend_globally(x, qkv, inputs, w, spec, dropout)
+        return attend_globally(x, qkv, inputs, w, spec, dropout).flatten(1)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
@@ -164,6 +191,9 @@ def _attend(
         prefix = F.pad(prefix, (0, 0, 0, 0, 1, 0))
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
         max_seqlen, bounds, blocks = max_seqlen + prefix.shape[0], None, None
+    if inputs.cache is not None:
+        queries, keys_values = qkv[:, 0], qkv[:, 1:]
+        return attend_to_cache(queries, keys_values, inputs, inputs.cache, spec).flatten(1)
     attended = attention(
         qkv,
         cu_seqlens,
@@ -188,14 +218,14 @@ def attend_globally(
     spec: AttentionSpec,
     dropout: LayerDropout = NO_DROPOUT,
 ) -> Tensor:
-    """Attention with global tokens, (total_tokens, num_heads * head_dim).
+    """Attention with global tokens, as qkv's queries.
 
     The queries of the global tokens, and the keys and values that they see, have projections of their own.
     """
-    assert inputs.global_tokens is not None and w.global_qkv_weights and w.global_qkv_biases
+    assert inputs.global_tokens is not None and w.global_qkv is not None  # the encoder has both
     rows = spec.num_heads * spec.head_dim
-    weight = stack(w.global_qkv_weights)
-    bias = stack_biases(w.global_qkv_biases, w.global_qkv_weights)
+    weight = stack(w.global_qkv.weights)
+    bias = stack_biases(w.global_qkv.biases, w.global_qkv.weights)
     part = lambda rows: (weight[rows], None if bias is None else bias[rows])
     queries = linear(x[inputs.global_tokens], *part(slice(rows)))
     keys_and_values = linear(x, *part(slice(rows, None)))
@@ -210,7 +240,38 @@ def attend_globally(
         dropout_p=dropout.attention,
         rng_state=dropout.rng_states[0],
         softmax_scale=spec.scale,
-    ).flatten(1)
+    )
+
+
+def attend_to_cache(
+    queries: Tensor,
+    keys_values: Tensor,
+    inputs: AttentionInputs,
+    cache: LayerCache,
+    spec: AttentionSpec,
+) -> Tensor:
+    """Attention of new tokens to all tokens so far, in evaluation.
+
+    Args: queries: (new tokens, num_heads, head_dim); keys_values: (new tokens, 2, num_heads, head_dim), added to the
+        cache. Each sequence has the same number of new tokens.
+    Returns: as queries.
+    """
+    sequences = inputs.cu_seqlens.shape[0] - 1
+    of_all = cache.append(keys_values.unflatten(0, (sequences, -1)))
+    keys, values = of_all.flatten(0, 1).unbind(1)
+    offsets = torch.arange(sequences + 1, dtype=torch.int32, device=queries.device) * cache.length
+    return cross_attention(
+        queries,
+        keys,
+        values,
+        inputs.cu_seqlens,
+        offsets,
+        inputs.max_seqlen,
+        cache.length,
+        softmax_scale=spec.scale,
+        window_size=spec.window,
+        relative_bias=inputs.relative_bias,
+    )
 
 
 def project_positions(
@@ -263,25 +324,72 @@ def stacked_linear(
     return linear(x, stack(weights), stack_biases(biases, weights))
 
 
-def _after_attention(
+def _attend_to_source(
+    x: Tensor,
+    inputs: AttentionInputs,
+    weights: LayerWeights,
+    spec: AttentionSpec,
+    dropout: LayerDropout,
+    added: LayerAdaptation,
+) -> Tensor:
+    w, source, heads = weights.cross, inputs.source, (spec.num_heads, spec.head_dim)
+    assert w is not None and source is not None  # the stack gives both to every such layer
+
+    def keys_values() -> Tensor:
+        states = source.states.to(x.dtype)
+        both = stacked_linear(states, w.key_value_weights, w.key_value_biases)
+        return added.to_output("cross_key_value", both, states).view(-1, 2, *heads)
+
+    queries = added.to_output("cross_query", linear(x, w.query_weight, w.query_bias), x)
+    if inputs.cache is None:
+        keys, values = keys_values().unbind(1)
+    else:
+        keys, values = inputs.cache.of_source(keys_values).unbind(1)
+    return cross_attention(
+        queries.view(-1, *heads),
+        keys,
+        values,
+        source.cu_targets,
+        source.cu_seqlens,
+        source.max_targets,
+        source.max_seqlen,
+        dropout_p=dropout.cross,
+        rng_state=dropout.rng_states[3],
+        softmax_scale=spec.scale,
+    ).flatten(1)
+
+
+def _end_attention(
     attended: Tensor,
     residual: Tensor,
+    w: LayerWeights,
+    norm: NormSpec,
+    pre_norm: bool,
+    dropout: LayerDropout,
+    added: LayerAdaptation,
+    name: str,
+) -> LayerState:
+    """The end of a sublayer with attention. ``name``: of its output projection in the adaptation."""
+    projected = linear(attended, w.attention_out_weight)
+    # The bias of a linear layer that a norm follows is added by the norm's kernel.
+    return _end_sublayer(
+        added.to_output(name, projected, attended),
+        residual,
+        (w.attention_out_bias, w.attention_norm_weight, w.attention_norm_bias),
+        norm,
+        pre_norm,
+        (dropout.attention_out, dropout.rng_states[1]),
+        added.after_attention,
+    )
+
+
+def _feed_forward(
+    h: LayerState,
     w: LayerWeights,
     spec: LayerSpec,
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> LayerState:
-    projected = linear(attended, w.attention_out_weight)
-    # The bias of a linear layer that a norm follows is added by the norm's kernel.
-    h = _end_sublayer(
-        added.to_output("attention_out", projected, attended),
-        residual,
-        (w.attention_out_bias, w.attention_norm_weight, w.attention_norm_bias),
-        spec.attention_norm,
-        spec.pre_norm,
-        (dropout.attention_out, dropout.rng_states[1]),
-        added.after_attention,
-    )
     # The bias of the linear layer before the activation is added by the activation's kernel.
     product = stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
     up = added.to_output("up", product, h.x)

@@ -24,8 +24,11 @@ DISENTANGLED = frozenset(
     | {"position_query_weight", "position_query_bias"}
 )
 # The features of global tokens (fastenc.nn.layer.attend_globally). Without any in the batch, a layer has a window.
-GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv_weights", "global_qkv_biases"})
+GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv"})
 GLOBAL_TOKENS = frozenset({"global_tokens"})
+
+# The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
+CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
 
 
 class PackedWeights(NamedTuple):
@@ -53,6 +56,14 @@ class Int8Weights(NamedTuple):
     bf16_attention: bool
 
 
+class ProjectedPositions(NamedTuple):
+    """The keys and the queries of all rows of a table of relative positions, each (rows, num_heads, head_dim) or None
+    without its term."""
+
+    keys: Tensor | None
+    queries: Tensor | None
+
+
 class Prepared(NamedTuple):
     """Copies of a layer's weights in the forms that the ways read; a form that was not made is None.
 
@@ -62,6 +73,7 @@ class Prepared(NamedTuple):
         int8: for CPU inference in 8 bits.
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
+        positions: relative positions that are projected once, for CPU inference.
     """
 
     weights: LayerWeights | None = None
@@ -69,6 +81,7 @@ class Prepared(NamedTuple):
     int8: Int8Weights | None = None
     stacked: LayerWeights | None = None
     cast: CastWeights | None = None
+    positions: ProjectedPositions | None = None
 
 
 NOT_PREPARED = Prepared()

@@ -8,7 +8,7 @@ next sublayer's output is added to: the norm's output (post-norm) or the norm's 
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.features import features_of, size
+from fastenc.nn.layer_cache import LayerCache
 from fastenc.ops import checks
 from fastenc.ops.attention_blocks import AttentionBlocks
 
@@ -89,6 +90,8 @@ class LayerSpec:
 
     Fields:
         pre_norm: a sublayer's output is added to the preceding norm's input, not to its output.
+        cross_norm: the norm that ends the sublayer between the other two, whose queries are the layer's tokens and
+            whose keys are those of a source, with heads as in ``attention``; None: the layer has no such sublayer.
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
     """
 
@@ -97,10 +100,31 @@ class LayerSpec:
     attention_norm: NormSpec
     out_norm: NormSpec
     pre_norm: bool = False
+    cross_norm: NormSpec | None = None
     features: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self))
+
+
+class CrossWeights(NamedTuple):
+    """The weights of the sublayer that attends to a source. Those of k and v are one stacked tensor, or two."""
+
+    query_weight: Tensor
+    query_bias: Tensor | None
+    key_value_weights: tuple[Tensor, ...]
+    key_value_biases: tuple[Tensor | None, ...]
+    out_weight: Tensor
+    out_bias: Tensor | None
+    norm_weight: Tensor
+    norm_bias: Tensor | None
+
+
+class GlobalWeights(NamedTuple):
+    """The weights and biases of q, k and v where global tokens attend, one stacked tensor or several."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
 
 
 class LayerWeights(NamedTuple):
@@ -108,7 +132,7 @@ class LayerWeights(NamedTuple):
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers. The position weights project relative positions; without any of them, those of
-    q and k do. The global weights are those of q, k and v where global tokens attend.
+    q and k do.
     """
 
     qkv_weights: tuple[Tensor, ...]
@@ -127,8 +151,8 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
-    global_qkv_weights: tuple[Tensor, ...] | None = None
-    global_qkv_biases: tuple[Tensor | None, ...] | None = None
+    cross: CrossWeights | None = None
+    global_qkv: GlobalWeights | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
@@ -137,10 +161,26 @@ class LayerWeights(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
-        several = (*self.qkv_weights, *self.qkv_biases, *self.up_weights, *self.up_biases)
-        several += (*(self.global_qkv_weights or ()), *(self.global_qkv_biases or ()))
-        rest = [value for value in self if not isinstance(value, tuple)]
-        return [tensor for tensor in (*several, *rest) if tensor is not None]
+        return list(_tensors_in(self))
+
+    def after_self_attention(self) -> "LayerWeights":
+        """The weights of a layer whose attention is the one to the source: that sublayer and the feed-forward one."""
+        assert self.cross is not None  # only layers with that sublayer ask
+        c = self.cross
+        return self._replace(
+            attention_out_weight=c.out_weight,
+            attention_out_bias=c.out_bias,
+            attention_norm_weight=c.norm_weight,
+            attention_norm_bias=c.norm_bias,
+        )
+
+
+def _tensors_in(values: tuple) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _tensors_in(value)
+        elif value is not None:
+            yield value
 
 
 class CastWeights(NamedTuple):
@@ -160,8 +200,9 @@ class LayerDropout(NamedTuple):
         attention: of the softmax weights; attention_out: of the attention sublayer's output.
         inner: of the feed-forward layer's activations; down: of the feed-forward sublayer's output.
         positions: of the embeddings of relative positions, before they are projected.
-        rng_states: int64 (2,) for each of attention, attention_out and down, seed and offset of the mask, as
-            :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
+        cross, cross_out: as attention and attention_out, of the sublayer that attends to a source.
+        rng_states: int64 (2,) for each of attention, attention_out, down, cross and cross_out, seed and offset of the
+            mask, as :func:`with_rng_states` makes them for all layers. None: the op takes a random state.
     """
 
     attention: float = 0.0
@@ -169,12 +210,21 @@ class LayerDropout(NamedTuple):
     inner: float = 0.0
     down: float = 0.0
     positions: float = 0.0
-    rng_states: tuple[Tensor | None, ...] = (None, None, None)
+    cross: float = 0.0
+    cross_out: float = 0.0
+    rng_states: tuple[Tensor | None, ...] = (None,) * 5
 
     def probabilities(self) -> dict[str, float]:
         """Name → probability of each dropout that is on."""
         names = (name for name in self._fields if name != "rng_states")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+    def after_self_attention(self) -> "LayerDropout":
+        """As :meth:`LayerWeights.after_self_attention`."""
+        _, _, down, *of_cross = self.rng_states
+        return self._replace(
+            attention=self.cross, attention_out=self.cross_out, rng_states=(*of_cross, down)
+        )
 
 
 NO_DROPOUT = LayerDropout()
@@ -184,18 +234,42 @@ def with_rng_states(dropouts: Sequence[LayerDropout], device: torch.device) -> l
     """The layers' dropout with random states, which one call of the generator (one launch on a GPU) makes for all."""
     if all(dropout is NO_DROPOUT or not dropout.probabilities() for dropout in dropouts):
         return list(dropouts)
-    states = checks.draw_rng_states(device, 3 * len(dropouts))
+    # Encoders draw no states for sublayers that they lack, so a seed gives them the masks that it always gave.
+    crosses = any(dropout.cross or dropout.cross_out for dropout in dropouts)
+    masks = len(NO_DROPOUT.rng_states) if crosses else 3
+    states = checks.draw_rng_states(device, masks * len(dropouts))
+    missing = NO_DROPOUT.rng_states[masks:]
     return [
-        dropout._replace(rng_states=states[3 * i : 3 * i + 3]) for i, dropout in enumerate(dropouts)
+        dropout._replace(rng_states=(*states[masks * i : masks * (i + 1)], *missing))
+        for i, dropout in enumerate(dropouts)
     ]
 
 
 class RelativePositions(NamedTuple):
     """The embeddings of relative positions (rows, hidden_size), and int32 (2 R + 1,) the row of each distance key -
-    query from -R to R; larger distances have the row of the last one."""
+    query from -R to R; larger distances have the row of the last one. ``first``: the number in the table of the first
+    of the rows."""
 
     embeddings: Tensor
     slots: Tensor
+    first: int = 0
+
+
+class Source(NamedTuple):
+    """What the tokens of a decoder attend to.
+
+    Fields:
+        states: (source_tokens, hidden_size), an encoder's states of packed sequences.
+        cu_seqlens, max_seqlen: these sequences.
+        cu_targets, max_targets: the tokens of the layer's input that attend to each of them, as offsets. A sequence may
+            have several targets, which follow each other.
+    """
+
+    states: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    cu_targets: Tensor
+    max_targets: int
 
 
 class AttentionInputs(NamedTuple):
@@ -208,6 +282,8 @@ class AttentionInputs(NamedTuple):
         relative_positions: for disentangled attention, or None.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
+        source: the source of layers that attend to one, or None.
+        cache: the layer's keys and values of earlier tokens, to which this call adds its own, or None.
         global_tokens: int64 (G,), the indices of the global tokens, ascending; None without any.
     """
 
@@ -218,6 +294,8 @@ class AttentionInputs(NamedTuple):
     relative_positions: RelativePositions | None = None
     bounds: Tensor | None = None
     blocks: AttentionBlocks | None = None
+    source: Source | None = None
+    cache: LayerCache | None = None
     global_tokens: Tensor | None = None
 
 
@@ -249,12 +327,19 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
 
 
 def stacked(weights: LayerWeights) -> LayerWeights:
-    """The weights with those of q, k and v in one tensor, and those of a gated ``up`` in one tensor."""
-    w = weights
-    if w.global_qkv_weights is not None and w.global_qkv_biases is not None:
-        bias = stack_biases(w.global_qkv_biases, w.global_qkv_weights)
-        w = w._replace(global_qkv_weights=(stack(w.global_qkv_weights),), global_qkv_biases=(bias,))
+    """The weights with those of q, k and v, of a gated ``up``, of a source's k and v, and of global tokens in
+    one tensor each."""
+    w, c, g = weights, weights.cross, weights.global_qkv
     return w._replace(
+        cross=None
+        if c is None
+        else c._replace(
+            key_value_weights=(stack(c.key_value_weights),),
+            key_value_biases=(stack_biases(c.key_value_biases, c.key_value_weights),),
+        ),
+        global_qkv=None
+        if g is None
+        else GlobalWeights((stack(g.weights),), (stack_biases(g.biases, g.weights),)),
         qkv_weights=(stack(w.qkv_weights),),
         qkv_biases=(stack_biases(w.qkv_biases, w.qkv_weights),),
         up_weights=(stack(w.up_weights),),

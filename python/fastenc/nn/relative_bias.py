@@ -17,12 +17,14 @@ class RelativeBiasSpec:
 
     One half of the buckets is for keys at or before the query, the other half for keys after it. In each half, the
     first half of the buckets have one distance each. The others have ranges that grow logarithmically up to
-    ``max_distance``. All larger distances share the last bucket.
+    ``max_distance``. All larger distances share the last bucket. If ``bidirectional`` is False, all buckets are for
+    keys at or before the query, and keys after it, which a decoder does not see, have bucket 0.
     Source: Raffel et al. 2020, arXiv:1910.10683.
     """
 
     num_buckets: int = 32
     max_distance: int = 128
+    bidirectional: bool = True
 
 
 def distance_buckets(spec: RelativeBiasSpec, reach: int, device: torch.device | str) -> Tensor:
@@ -32,15 +34,15 @@ def distance_buckets(spec: RelativeBiasSpec, reach: int, device: torch.device | 
 
 
 def _compute_buckets(spec: RelativeBiasSpec, reach: int, device: torch.device) -> Tensor:
-    half = spec.num_buckets // 2
+    half = spec.num_buckets // 2 if spec.bidirectional else spec.num_buckets
     exact = half // 2
     with torch.inference_mode(False):
         distance = torch.arange(-reach, reach + 1)
-        size = distance.abs()
+        size = distance.abs() if spec.bidirectional else (-distance).clamp(min=0)
         ratio = torch.log(size.clamp(min=1).float() / exact) / math.log(spec.max_distance / exact)
         grown = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
         bucket = torch.where(size < exact, size, grown)
-        return (bucket + (distance > 0) * half).to(device)
+        return (bucket + (distance > 0) * (half if spec.bidirectional else 0)).to(device)
 
 
 # Never dropped, because a CUDA graph may read the tensor again.

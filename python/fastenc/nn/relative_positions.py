@@ -70,17 +70,23 @@ def relative_positions(
     table: PositionTable, spec: RelativePositionSpec, max_seqlen: int
 ) -> RelativePositions:
     """The normalised rows that the distances of a batch may need, and each distance's row among them."""
-    weight, device = table.weight, table.weight.device
+    weight, device, first = table.weight, table.weight.device, 0
     if torch.compiler.is_compiling():  # in a graph the rows do not depend on the batch
         slots = distance_slots(spec, spec.max_distance).to(device)
     else:
-        # Powers of two keep the tables few.
-        reach = min(spec.max_distance, 1 << max(0, max_seqlen - 1).bit_length())
-        first, last, slots = _used_rows(spec, reach, device)
+        # Few reaches keep the tables few. On a GPU, where each is copied to the device, they are powers of two.
+        near = -(-max_seqlen // 16) * 16
+        reach = near if device.type == "cpu" else 1 << max(0, max_seqlen - 1).bit_length()
+        first, last, slots = _used_rows(spec, min(spec.max_distance, reach), device)
         weight = weight[first : last + 1]
-    if spec.norm is not None and table.norm_weight is not None:
-        weight = layer_norm(weight, table.norm_weight, table.norm_bias, eps=spec.norm.eps)
-    return RelativePositions(weight, slots)
+    return RelativePositions(position_rows(table._replace(weight=weight), spec), slots, first)
+
+
+def position_rows(table: PositionTable, spec: RelativePositionSpec) -> Tensor:
+    """The table's rows after its norm, if it has one."""
+    if spec.norm is None or table.norm_weight is None:
+        return table.weight
+    return layer_norm(table.weight, table.norm_weight, table.norm_bias, eps=spec.norm.eps)
 
 
 @cache  # Never dropped, because a CUDA graph may read a tensor again.

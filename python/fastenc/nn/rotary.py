@@ -65,13 +65,28 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class StoredFrequencies:
+    """The frequencies f_i that a checkpoint has as a tensor, which may be rounded."""
+
+    values: tuple[float, ...]
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    def frequencies(self, dim: int, theta: float) -> Tensor:
+        return torch.tensor(self.values)
+
+
+@dataclass(frozen=True)
 class RotarySpec:
     """Rotary angles: angle i of position p is p f_i, for i < dim/2. Without scaling f_i = theta^(-2i/dim).
 
     Fields:
         dim: number of columns of a head that are rotated.
         theta: base of the frequencies.
-        scaling: how the frequencies are scaled for texts longer than the pretraining length, or None.
+        scaling: how the frequencies differ from these, for texts longer than the pretraining length or in a file; or
+            None.
         bounded: whether these angles are valid up to the model's max_positions only (longer texts would have angles
             that depend on the longest text of a batch).
     Source: Su et al. 2021, arXiv:2104.09864.
@@ -79,7 +94,7 @@ class RotarySpec:
 
     dim: int
     theta: float
-    scaling: LinearScaling | YarnScaling | None = None
+    scaling: LinearScaling | YarnScaling | StoredFrequencies | None = None
     bounded: bool = False
 
 

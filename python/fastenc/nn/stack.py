@@ -13,6 +13,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
 from fastenc.nn.layer import start
+from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     AttentionInputs,
@@ -20,6 +21,7 @@ from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,
     LayerWeights,
+    Source,
     with_rng_states,
 )
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
@@ -137,6 +139,8 @@ def run_stack(
     spec: StackSpec,
     modules: StackModules,
     visit_input: VisitInput | None = None,
+    source: Source | None = None,
+    caches: Sequence[LayerCache] | None = None,
     global_tokens: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
@@ -146,11 +150,15 @@ def run_stack(
     Args:
         x: (total_tokens, hidden_size), the embeddings' output.
         visit_input: called before each layer.
+        source: what a decoder's layers attend to.
+        caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
         global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
-    inputs = attention_inputs(x, cu_seqlens, max_seqlen, spec, modules, global_tokens)
+    inputs = attention_inputs(
+        x, cu_seqlens, max_seqlen, spec, modules, source, caches, global_tokens
+    )
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
     )
@@ -188,12 +196,15 @@ def attention_inputs(
     max_seqlen: int,
     spec: StackSpec,
     modules: StackModules,
+    source: Source | None = None,
+    caches: Sequence[LayerCache] | None = None,
     global_tokens: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
     blocks = attention_blocks(x, cu_seqlens, max_seqlen)
-    bias = layer_biases(modules.relative_biases, spec.relative_bias, max_seqlen)
+    earlier = caches[0].length if caches else 0
+    bias = layer_biases(modules.relative_biases, spec.relative_bias, max_seqlen + earlier)
     positions = None
     if spec.relative_positions is not None and modules.position_table is not None:
         positions = relative_positions(modules.position_table, spec.relative_positions, max_seqlen)
@@ -218,6 +229,8 @@ def attention_inputs(
             positions,
             bounds,
             blocks,
+            source,
+            caches[number] if caches else None,
             global_tokens if attention.global_attention else None,
         )
 
@@ -236,7 +249,10 @@ def ways_of_layers(
     x = modules.layers[0].weights().down_weight.new_zeros((tokens, hidden_size))
     length = min(32, spec.max_positions)
     offsets = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=x.device)
-    inputs = attention_inputs(x, offsets, length, spec, modules)
+    source = None
+    if any(layer.cross_norm is not None for layer in spec.layers):
+        source = Source(x, offsets, length, offsets, length)
+    inputs = attention_inputs(x, offsets, length, spec, modules, source)
     ways = []
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)

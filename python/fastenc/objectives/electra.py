@@ -1,6 +1,7 @@
 """Replaced-token detection (ELECTRA): a small masked LM replaces tokens, and the model detects the replacements."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastenc._base.seeds import derive_seed
-from fastenc.models import Encoder, EncoderConfig, LossTerm, MaskedLM, ModelOutput, checkpoint
+from fastenc.models import (
+    Discriminator,
+    EncoderConfig,
+    LossTerm,
+    MaskedLM,
+    ModelOutput,
+    checkpoint,
+)
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn.layer import activate_plain
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
-from fastenc.ops.activation import ACTIVATIONS
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import IGNORED
 from fastenc.packing import ModelArguments, PackedBatch
@@ -25,6 +31,11 @@ from fastenc.text.tokenizers import TokenizerLike
 DETECTION_WEIGHT = 50.0
 GENERATOR_SIZE = 0.25
 GENERATOR_FOLDER = "generator"
+# How the discriminator's embeddings depend on the generator's.
+SHARED, DISENTANGLED = "shared", "gradient-disentangled"
+SHARING = "embedding_sharing"  # key in config.json
+DELTA_FOLDER = "embedding_delta"
+TABLES = ("word", "position", "token_type")
 
 
 class ElectraCollator:
@@ -69,43 +80,38 @@ class ElectraCollator:
         }
 
 
-class Discriminator(PretrainedModel):
-    """ELECTRA's discriminator: for each token the logit that it was replaced, act(hidden W + b) w + c.
+class DisentangledEmbedding(nn.Module):
+    """Embeddings E_D = stop_grad(E_G) + delta: the gradient of the discriminator's loss reaches ``delta`` alone.
 
-    Its checkpoints are those of transformers' ElectraForPreTraining.
+    Args:
+        source: the generator's embeddings E_G; their weight is read in every call.
+        delta: the shape of E_G; None: zeros.
+    Source: He et al. 2021, arXiv:2111.09543, section 3.3.
     """
 
-    architecture = "ForPreTraining"
+    def __init__(self, source: nn.Embedding, delta: Tensor | None = None):
+        super().__init__()
+        # A tuple, so that it is not registered as a submodule: it belongs to the generator.
+        self._source = (source,)
+        weight = source.weight.detach()
+        self.delta = nn.Parameter(torch.zeros_like(weight) if delta is None else delta)
+        self.num_embeddings, self.padding_idx = source.num_embeddings, source.padding_idx
 
-    def __init__(self, config: EncoderConfig):
-        super().__init__(config)
-        self.encoder = Encoder(config.replace(pooler=False))
-        width = config.hidden_size
-        self.dense, self.out = nn.Linear(width, width), nn.Linear(width, 1)
-        self.init_weights(self.dense)
-        self.init_weights(self.out)
-
-    def forward(self, batch: PackedBatch) -> ModelOutput:
-        """Returns: logits (total_tokens,); positive for a token that is predicted to be replaced."""
-        hidden = self.encoder(batch).last_hidden_state
-        inner = linear(hidden, self.dense.weight)
-        inner = activate_plain(inner, self.dense.bias, ACTIVATIONS[self.config.activation])
-        return ModelOutput(logits=self.out(inner).squeeze(1))
-
-    def head_names(self) -> dict[str, str]:
-        prefix = "discriminator_predictions"
-        return {"dense": f"{prefix}.dense", "out": f"{prefix}.dense_prediction"}
+    @property
+    def weight(self) -> Tensor:
+        return self._source[0].weight.detach() + self.delta
 
 
 class Electra(PretrainedModel):
-    """Generator and discriminator, which share their word, position and token-type embeddings.
+    """Generator and discriminator, and how they share their word, position and token-type embeddings.
 
         loss = mean masked-LM loss of the generator
              + 50 × mean over all tokens of the discriminator's binary cross-entropy
 
     The discriminator reads the text with the generator's samples in place of the masked tokens. A sample that equals
     the original token counts as not replaced. No gradient flows through the sampling. ``save_pretrained`` writes the
-    discriminator as ElectraForPreTraining, and the generator as ElectraForMaskedLM into the folder "generator".
+    discriminator, with its embeddings, as ElectraForPreTraining (DeBERTa: see :class:`Discriminator`), and the
+    generator as the family's ForMaskedLM into the folder "generator".
 
     As in the paper, each network has a separate LayerNorm after the shared embeddings. (The released code also shares
     the LayerNorm.)
@@ -114,9 +120,12 @@ class Electra(PretrainedModel):
         config: of the discriminator; its family must be "electra".
         generator_config: of the generator; None derives it from ``config`` (:func:`small_config`).
         generator_size: the generator's width and number of heads, as a share of the discriminator's.
-    Raises: ValueError for another family, for embeddings of different sizes, and for a ``generator_size`` outside
-        (0, 1].
-    Source: Clark et al. 2020, arXiv:2003.10555.
+        generator_layers: its number of layers; None: the discriminator's.
+        embedding_sharing: "shared": one table for both; "gradient-disentangled": :class:`DisentangledEmbedding`. None:
+            what the configuration says, or "shared".
+    Raises: ValueError for a family without a head for replaced tokens, for embeddings of different sizes, for a
+        ``generator_size`` outside (0, 1], and for another ``embedding_sharing``.
+    Source: Clark et al. 2020, arXiv:2003.10555; He et al. 2021, arXiv:2111.09543.
     """
 
     def __init__(
@@ -125,14 +134,20 @@ class Electra(PretrainedModel):
         generator_config: EncoderConfig | None = None,
         *,
         generator_size: float = GENERATOR_SIZE,
+        generator_layers: int | None = None,
+        embedding_sharing: str | None = None,
     ):
-        if config.family != "electra":
+        sharing = embedding_sharing or config.extra.get(SHARING, SHARED)
+        if sharing not in (SHARED, DISENTANGLED):
             raise ValueError(
-                f"replaced-token detection needs an ELECTRA model, got family {config.family!r}: only ELECTRA "
-                "checkpoints have the head for it"
+                f"embedding_sharing must be {SHARED} or {DISENTANGLED}, got {sharing!r}"
             )
-        config = config.replace(pooler=False)
-        generator_config = generator_config or small_config(config, generator_size)
+        stored = {key: value for key, value in config.extra.items() if key != SHARING}
+        config = config.replace(pooler=False, extra=stored)
+        if generator_config is None:
+            generator_config = small_config(config, generator_size, generator_layers)
+        if sharing == DISENTANGLED:
+            config = config.replace(extra={**stored, SHARING: DISENTANGLED})
         for name in ("vocab_size", "embedding_size", "max_positions", "type_vocab_size"):
             ours, theirs = getattr(config, name), getattr(generator_config, name)
             if ours != theirs:
@@ -165,7 +180,7 @@ class Electra(PretrainedModel):
         encoded, table = generator.encode(batch)
         rows = generator.labelled(encoded.last_hidden_state, labels, uniform_samples.shape[0])
         bias = generator.head.bias
-        assert bias is not None  # ELECTRA's head always has a bias
+        assert bias is not None  # the heads of the families that have a detector
         samples = sample_tokens(rows.hidden, table, bias, uniform_samples)
         ids = samples
         if rows.indices is not None:
@@ -184,34 +199,83 @@ class Electra(PretrainedModel):
         """Like ``PretrainedModel.from_pretrained``. If there is no folder "generator", its weights are random."""
         folder = checkpoint.resolve(path_or_hub_id)
         discriminator = Discriminator.from_pretrained(folder, dtype=dtype, **options)
-        inner = folder / GENERATOR_FOLDER
+        inner, changes = folder / GENERATOR_FOLDER, folder / DELTA_FOLDER
         generator = MaskedLM.from_pretrained(inner, dtype=dtype) if inner.is_dir() else None
         if generator is None:
             generator = MaskedLM(small_config(discriminator.config)).to(dtype)
         with torch.device("meta"):
             model = cls(discriminator.config, generator.config)
         model.discriminator, model.generator = discriminator, generator
-        model._share()
+        if model.disentangled and changes.is_dir():
+            model._share(checkpoint.read_tensors(changes))
+        elif model.disentangled:
+            model._share(model._differences())
+        else:
+            model._share()
         model.tokenizer, model.base = discriminator.tokenizer, discriminator.base
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the discriminator into the folder, and the generator into its subfolder "generator"."""
+        """Write the discriminator into the folder, and the generator into its subfolder "generator".
+
+        For gradient-disentangled embeddings, the subfolder "embedding_delta" has their deltas to the last bit.
+        """
         self.discriminator.tokenizer = self.generator.tokenizer = self.tokenizer
-        self.discriminator.save_pretrained(folder)
+        with self._plain_tables() as deltas:
+            self.discriminator.save_pretrained(folder)
         self.generator.save_pretrained(Path(folder) / GENERATOR_FOLDER)
+        if deltas:
+            checkpoint.write_tensors(Path(folder) / DELTA_FOLDER, deltas)
 
-    def _share(self) -> None:
-        source, target = (m.encoder.embeddings for m in (self.discriminator, self.generator))
-        target.word, target.position = source.word, source.position
-        target.token_type = source.token_type
+    @property
+    def disentangled(self) -> bool:
+        return self.config.extra.get(SHARING, SHARED) == DISENTANGLED
+
+    def _tables(self) -> Iterator[tuple[str, Any, Any]]:
+        """(name, the generator's table, the discriminator's) of the tables that there are."""
+        ours, theirs = (m.encoder.embeddings for m in (self.generator, self.discriminator))
+        for name in TABLES:
+            if getattr(ours, name) is not None:
+                yield name, getattr(ours, name), getattr(theirs, name)
+
+    def _share(self, deltas: Mapping[str, Tensor] | None = None) -> None:
+        for name, ours, theirs in list(self._tables()):
+            if self.disentangled:
+                added = DisentangledEmbedding(ours, None if deltas is None else deltas[name])
+                setattr(self.discriminator.encoder.embeddings, name, added)
+            else:
+                setattr(self.generator.encoder.embeddings, name, theirs)
+
+    def _differences(self) -> dict[str, Tensor]:
+        """The deltas with which the discriminator's tables stay as they are."""
+        tables = self._tables()
+        return {name: (theirs.weight - ours.weight).detach() for name, ours, theirs in tables}
+
+    @contextmanager
+    def _plain_tables(self) -> Iterator[dict[str, Tensor]]:
+        """Inside the block the discriminator has plain embeddings. Gives the deltas of those that have one."""
+        tables, embeddings = list(self._tables()), self.discriminator.encoder.embeddings
+        added = {n: theirs for n, _, theirs in tables if isinstance(theirs, DisentangledEmbedding)}
+        for name, table in added.items():
+            plain = nn.Embedding.from_pretrained(table.weight.detach(), freeze=False)
+            setattr(embeddings, name, plain)
+        try:
+            yield {name: table.delta for name, table in added.items()}
+        finally:
+            for name, table in added.items():
+                setattr(embeddings, name, table)
 
 
-def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> EncoderConfig:
+def small_config(
+    config: EncoderConfig, size: float = GENERATOR_SIZE, layers: int | None = None
+) -> EncoderConfig:
     """The generator's configuration: ``size`` times the width and the number of heads, and the same embeddings.
 
-    Raises: ValueError unless ``size`` is in (0, 1].
+    Args: layers: its number of layers; None: as many.
+    Raises: ValueError unless ``size`` is in (0, 1], and for fewer than one layer.
     """
+    if layers is not None and layers < 1:
+        raise ValueError(f"generator_layers must be at least 1, got {layers}")
     if not 0 < size <= 1:
         raise ValueError(
             f"generator_size must be in (0, 1], got {size}: give a share of the discriminator's width, such as 0.25"
@@ -219,6 +283,7 @@ def small_config(config: EncoderConfig, size: float = GENERATOR_SIZE) -> Encoder
     heads = max(1, round(config.num_heads * size))
     return config.replace(
         num_heads=heads,
+        num_layers=layers or config.num_layers,
         hidden_size=config.hidden_size // config.num_heads * heads,
         intermediate_size=max(1, config.intermediate_size * heads // config.num_heads),
     )

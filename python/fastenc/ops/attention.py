@@ -148,6 +148,7 @@ def cross_attention(
     alibi_slopes: Tensor | None = None,
     relative_bias: Tensor | None = None,
     key_bias: Tensor | None = None,
+    rng_state: Tensor | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Any:
@@ -196,6 +197,7 @@ def cross_attention(
         max_seqlen_q,
         scale=q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale,
         dropout_p=dropout_p,
+        rng_state=rng_state,
         cu_seqlens_k=None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k,
         max_seqlen_k=max_seqlen_k,
         alibi_slopes=alibi_slopes,

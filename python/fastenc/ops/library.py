@@ -1,29 +1,21 @@
-"""The namespace torch.ops.fastenc: schemas here, C++ implementations in the extension.
+"""The namespace torch.ops.fastenc: schemas here, C++ implementations in the compiled library.
 
 The schemas are defined in Python so that an installation without a compiled extension has them too.
 """
 
 import importlib
 import importlib.util
-import warnings
 from collections.abc import Callable
 
 import torch
 
 from fastenc._base import debug
+from fastenc.ops import compiled
 
 library = torch.library.Library("fastenc", "DEF")
 triton_kernels: dict[str, Callable] = {}
 
-try:
-    from fastenc import _C  # importing it registers the C++ implementations
-except ImportError as error:
-    _C = None
-    warnings.warn(
-        f"fastenc's compiled extension is not available ({error}); every op takes its slower PyTorch "
-        "reference path. To compile it: pip install --no-build-isolation fastenc, with a C++ compiler.",
-        stacklevel=2,
-    )
+_C = compiled.load()  # it registers the C++ implementations
 
 HAS_CPP = _C is not None
 HAS_CUDA = _C is not None and _C.build_info()["cuda"] is not None

@@ -70,9 +70,9 @@ def best_null_offset(
     expected = sum(map(len, truth))
     margins = sorted(
         (
-            (found.margin, found.entity in row)
+            (prediction.margin, prediction.entity in row)
             for sentence, row in zip(selected, truth, strict=True)
-            for found in sentence
+            for prediction in sentence
         ),
         reverse=True,
     )

@@ -25,6 +25,7 @@ from fastenc.objectives import (
     evaluate_objective,
     token_ids,
 )
+from fastenc.objectives.electra import DISENTANGLED, SHARED
 from fastenc.text import load_tokenizer, special_tokens
 from fastenc.text.tokenizers import TokenizerLike
 from fastenc.train.config import TrainConfig, tokens_checksum
@@ -164,11 +165,19 @@ class NewModel:
     )
     embedding_size: int | None = option(
         None,
-        "Width of the embeddings of a new ELECTRA or ALBERT. Default: 128 for ALBERT, else --hidden.",
+        "Width of the embeddings of a new ELECTRA, ALBERT or DeBERTa. Default: 128 for ALBERT, else --hidden.",
     )
     generator_size: float | None = option(
         None,
-        "Width of a new ELECTRA's generator, as a share of the discriminator's. Default: 0.25.",
+        "Width of a new generator of the objective electra, as a share of the discriminator's. Default: 0.25.",
+    )
+    generator_layers: int | None = option(
+        None, "Number of layers of a new generator. Default: --layers."
+    )
+    embedding_sharing: str | None = option(
+        None,
+        f"How generator and discriminator share embeddings: {SHARED} or {DISENTANGLED} (DeBERTa-v3). "
+        f"Default: {SHARED}.",
     )
     dropout: float = option(0.1, "Dropout probability of a new model, also in attention.")
     norm_eps: float = option(1e-12, "Epsilon of a new model's LayerNorms.")
@@ -233,7 +242,7 @@ class NewModel:
         Args:
             pad_token_id: id of the padding token.
             positions: number of position embeddings.
-        Raises: ValueError for ``embedding_size`` or ``generator_size`` with a model that does not have it.
+        Raises: ValueError for ``embedding_size`` or an option of the generator with a model that does not have it.
         """
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
@@ -241,10 +250,12 @@ class NewModel:
                 f"embedding_size is an option of ELECTRA, ALBERT and DeBERTa, got {self.embedding_size} for another "
                 "family: leave it out"
             )
-        if self.generator_size is not None and objective is not OBJECTIVES["electra"]:
+        names = ("generator_size", "generator_layers", "embedding_sharing")
+        options = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        if options and objective is not OBJECTIVES["electra"]:
+            name, value = next(iter(options.items()))
             raise ValueError(
-                f"generator_size is an option of the objective electra, got {self.generator_size} for another one: "
-                "leave it out"
+                f"{name} is an option of the objective electra, got {value} for another one: leave it out"
             )
         new = family.new_config
         config = EncoderConfig(
@@ -268,7 +279,6 @@ class NewModel:
             family=self.family or objective.family,
             extra=family.new_extra(positions),
         )
-        options = {} if self.generator_size is None else {"generator_size": self.generator_size}
         return objective.model(config, **options)
 
 

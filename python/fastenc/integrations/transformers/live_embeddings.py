@@ -35,6 +35,7 @@ def embed(
         position_ids=positions,
         token_type_ids=types,
         inputs_embeds=None if inputs_embeds is None else take(inputs_embeds),
+        cu_seqlens=batch.cu_seqlens,
         dropout_p=reading.embedding_dropout_p,
     )
 

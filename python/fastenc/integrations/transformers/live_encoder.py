@@ -34,12 +34,14 @@ from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
+    CrossWeights,
+    GlobalWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
 )
-from fastenc.nn.relative_positions import position_table
+from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
 
@@ -91,7 +93,9 @@ class LiveLayer:
             down.bias,
             out_norm.weight,
             getattr(out_norm, "bias", None),
-            **self._own_projections(),
+            *self._position_projections(),
+            cross=self._cross() if "cross.query" in m else None,
+            global_qkv=self._global_qkv() if GLOBAL_QKV in m else None,
         )
 
     def _qkv_biases(self) -> tuple[Tensor | None, ...]:
@@ -100,20 +104,33 @@ class LiveLayer:
         query, value = (getattr(module, name) for module, name in self.biases)
         return (self.attention.bias_without_key(query, value),)
 
-    def _own_projections(self) -> dict[str, Any]:
-        """The weights of linear layers that only some families have, by their names in LayerWeights."""
-        if self.modules.keys().isdisjoint((*POSITIONS, GLOBAL_QKV)):  # this runs in every call
-            return {}
-        fields: dict[str, Any] = {}
-        for name in POSITIONS:
-            if name in self.modules:
-                (linear,) = self.modules[name]
-                fields |= {f"{name}_weight": linear.weight, f"{name}_bias": linear.bias}
-        if GLOBAL_QKV in self.modules:
-            linears = self.modules[GLOBAL_QKV]
-            fields["global_qkv_weights"] = tuple(linear.weight for linear in linears)
-            fields["global_qkv_biases"] = tuple(linear.bias for linear in linears)
-        return fields
+    def _position_projections(
+        self,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Weight and bias of each, None for one that the layer lacks."""
+        if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
+            return None, None, None, None
+        key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
+        return *_parameters(key), *_parameters(query)
+
+    def _global_qkv(self) -> GlobalWeights:
+        linears = self.modules[GLOBAL_QKV]
+        weights = tuple(linear.weight for linear in linears)
+        return GlobalWeights(weights, tuple(linear.bias for linear in linears))
+
+    def _cross(self) -> CrossWeights:
+        (query,), (out,), (norm,) = (
+            self.modules[f"cross.{name}"] for name in ("query", "out", "norm")
+        )
+        key_value = self.modules["cross.key_value"]
+        return CrossWeights(
+            *_parameters(query),
+            tuple(linear.weight for linear in key_value),
+            tuple(linear.bias for linear in key_value),
+            *_parameters(out),
+            norm.weight,
+            getattr(norm, "bias", None),
+        )
 
     def dropout(self) -> LayerDropout:
         return self.dropouts
@@ -219,12 +236,15 @@ class LiveEncoder:
     def __init__(self, model: "PreTrainedModel"):
         self.config = EncoderConfig.from_hf(model.config.to_dict())
         architecture = self.config.architecture
+        self._expected = new_of_same_class(model)
+        self._take_constants(model)
         self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
             architecture.projects_embeddings_first(self.config),
             architecture.drops_before_embedding_norm(self.config),
+            architecture.masked_embedding(self.config),
         )
         self.frozen = FrozenWeights()
         self._names = {
@@ -241,9 +261,21 @@ class LiveEncoder:
             frozenset(path for paths in linears for path in paths),
             frozenset(self._dropouts.values()),
         )
-        self._expected = new_of_same_class(model)
         self.output_class = output_class(model)
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
+
+    def _take_constants(self, model: "PreTrainedModel") -> None:
+        """Take the constants that the family's checkpoints have as tensors, which no configuration holds."""
+        extra = dict(self.config.extra)
+        for name, key in self.architecture.constants.items():
+            if name not in self.architecture.constant_values(self.config):
+                continue
+            path, _, buffer = name.rpartition(".")
+            values = model.get_submodule(path).get_buffer(buffer)
+            extra[key] = values.float().tolist()
+            setattr(self._expected.get_submodule(path), buffer, values.detach().clone())
+        if extra != self.config.extra:
+            self.config = self.config.replace(extra=extra)
 
     @property
     def architecture(self) -> Architecture:
@@ -389,18 +421,27 @@ class FrozenOwner:
             for index, layer in enumerate(self._layers())
         ]
 
+    def position_rows(self) -> Tensor | None:
+        """The rows of the table of relative positions after its norm, or None if no layer reads it."""
+        table = self._reading().stack_modules(None).position_table
+        spec = self._live.stack.relative_positions
+        return None if table is None or spec is None else position_rows(table, spec)
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         """What PEFT adds to each of them, or None."""
         return [layer.adapted() for layer in self._layers()]
 
     def _layers(self) -> tuple[LiveLayer, ...]:
+        return self._reading().layers
+
+    def _reading(self) -> Reading:
         reading = self._live.read(self._model)
         if reading.unsupported_reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
                 f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
             )
-        return reading.layers
+        return reading
 
 
 def architecture_of(base: Any) -> Architecture | None:
@@ -418,6 +459,10 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _parameters(linear: Any) -> tuple[Any, Tensor | None]:
+    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -82,8 +82,9 @@ def output_class(model: "PreTrainedModel") -> type:
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
         try:
             # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
-            return type(new(input_ids=ids, attention_mask=torch.zeros(1, 1, 1, 1)))
-        except (RuntimeError, IndexError):
+            mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
+            return type(new(input_ids=ids, attention_mask=mask))
+        except RuntimeError:
             return annotated_output(type(model).forward)
 
 

@@ -112,7 +112,8 @@ def forward(
     hidden, decoder = packed.last, _module(model, live, "decoder")
     tied = decoder is None or decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.tied_weight if tied else decoder.weight
-    bias = _bias(model, live) if decoder is None else decoder.bias
+    in_decoder = decoder is not None and _head(live).decoder_has_bias
+    bias = decoder.bias if in_decoder else _bias(model, live)
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
@@ -139,10 +140,11 @@ def forward(
 
 
 def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
-    """LayerNorm(act(x W + b)), or without the norm if the head has none."""
-    dense, norm = _module(model, live, "dense"), _module(model, live, "norm")
-    name = _head(live).kernel_activation(live.config.activation)
-    x = activate_plain(linear(hidden, dense.weight), dense.bias, name)
+    """LayerNorm(act(x W + b)), without what the head does not have."""
+    x, dense, norm = hidden, _module(model, live, "dense"), _module(model, live, "norm")
+    if dense is not None:
+        name = _head(live).kernel_activation(live.config.activation)
+        x = activate_plain(linear(x, dense.weight), dense.bias, name)
     if norm is None:
         return x
     return layer_norm(x, norm.weight, getattr(norm, "bias", None), eps=norm.eps)
@@ -154,7 +156,7 @@ def _module(model: "PreTrainedModel", live: LiveEncoder, name: str) -> Any:
 
 
 def _bias(model: Any, live: LiveEncoder) -> Tensor:
-    """The bias of a head that has no decoder module."""
+    """The bias of a head whose decoder has none."""
     module, _, name = _head(live).names["bias"].rpartition(".")
     return getattr(model.get_submodule(module), name)
 

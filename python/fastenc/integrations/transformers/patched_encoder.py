@@ -90,6 +90,9 @@ class PatchedEncoder(Encoder):
     def layer_weights(self) -> list[tuple[LayerWeights, LayerSpec]]:
         return FrozenOwner(self.model, self.live).layer_weights()
 
+    def position_rows(self) -> Tensor | None:
+        return FrozenOwner(self.model, self.live).position_rows()
+
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         return FrozenOwner(self.model, self.live).layer_adaptations()
 
@@ -172,6 +175,7 @@ class LiveEmbeddings:
             position_ids=None if self.position is None else batch.position_ids,
             position_offset=self.live.config.position_offset + first_position,
             token_type_ids=None if one_type else batch.token_type_ids,
+            cu_seqlens=batch.cu_seqlens,
             dropout_p=self.reading.embedding_dropout_p,
         )
         return x, table if tied_weight else None

@@ -11,7 +11,10 @@ from fastenc.models.architectures.deberta import Deberta
 from fastenc.models.architectures.deberta_v2 import DebertaV2
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.esm import Esm
+from fastenc.models.architectures.eurobert import EuroBert
 from fastenc.models.architectures.gte import Gte
+from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
 from fastenc.models.architectures.longformer import Longformer
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
@@ -30,6 +33,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     for architecture in (
         Bert,
         Roberta,
+        JinaEmbeddingsV3,
         XlmRoberta,
         XlmRobertaXL,
         Camembert,
@@ -50,6 +54,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         ModernBert,
         NomicBert,
         Gte,
+        EuroBert,
+        Esm,
     )
 }
 
@@ -67,8 +73,7 @@ def architecture_named(name: str | None) -> Architecture:
 def normalize_config(values: dict[str, Any]) -> dict[str, Any]:
     """The contents of a config.json in transformers' current names; those of the hub's remote code are converted."""
     for architecture in ARCHITECTURES.values():
-        model_type = values.get("model_type")
-        if model_type is not None and model_type in (architecture.name, architecture.remote_name):
+        if architecture.describes(values):
             return architecture.normalize_config(values)
     return values
 

@@ -1,21 +1,29 @@
-"""The encoders of BART (post-norm) and mBART (pre-norm). Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020,
-arXiv:2001.08210.
+"""Encoders and decoders of BART (post-norm) and mBART (pre-norm).
 
-From a checkpoint of a whole BART only the encoder is read. To patch a live model, use ``model.get_encoder()``.
+Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020, arXiv:2001.08210.
+
+An encoder's names are those of transformers' BartEncoder, to which a checkpoint of a whole BART is reduced.
 """
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fastenc.models.architectures.base import Architecture, Names, in_layers
-from fastenc.models.architectures.values import PROBABILITY, SWITCH
+from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
 POSITION_OFFSET = 2  # rows of the position table that transformers leaves unused
 TABLE = "embed_tokens.weight"
+LAYERDROPS = ("encoder_layerdrop", "decoder_layerdrop")
+# Field of a decoder's configuration → key in config.json.
+DECODER_SIZES = {
+    "num_layers": "decoder_layers",
+    "num_heads": "decoder_attention_heads",
+    "intermediate_size": "decoder_ffn_dim",
+}
 
 
 class Bart(Architecture):
@@ -46,22 +54,28 @@ class Bart(Architecture):
     defaults = {"eps": 1e-5, "pad_token_id": 1, "position_offset": POSITION_OFFSET}
     has_pooler = False
     has_token_types = False
+    has_decoder = True
+    whole_prefix = "model"
+    eos_token_id = 2
     # transformers' heads for BART read its decoder.
     token_classifier = None
     question_answerer = None
     pre_norm = False
+    start_token_id: ClassVar[int | None] = 2
     rules = {
-        "encoder_layerdrop": PROBABILITY.or_none(),
+        **dict.fromkeys(LAYERDROPS, PROBABILITY.or_none()),
+        **dict.fromkeys(DECODER_SIZES.values(), COUNT),
         "activation_dropout": PROBABILITY.or_none(),
         "scale_embedding": SWITCH,
     }
 
     def check_supported(self, values: dict[str, Any]) -> None:
-        if values.get("encoder_layerdrop"):
-            raise ValueError(
-                f"config.json: encoder_layerdrop must be 0, because this encoder never skips a layer, got "
-                f"{values['encoder_layerdrop']}: set it to 0, which changes nothing in evaluation"
-            )
+        for name in LAYERDROPS:
+            if values.get(name):
+                raise ValueError(
+                    f"config.json: {name} must be 0, because no layer is ever skipped here, got {values[name]}: set it "
+                    "to 0, which changes nothing in evaluation"
+                )
 
     def write(self, config) -> dict[str, Any]:
         return super().write(config) | {"max_position_embeddings": config.max_positions}
@@ -72,7 +86,9 @@ class Bart(Architecture):
     def layer_dropout(self, config) -> LayerDropout:
         p = config.hidden_dropout_p
         inner = float(config.extra.get("activation_dropout") or 0.0)
-        return LayerDropout(config.attention_dropout_p, p, inner, p)
+        of_attention = config.attention_dropout_p
+        cross = (of_attention, p) if config.is_decoder else (0.0, 0.0)
+        return LayerDropout(of_attention, p, inner, p, 0.0, *cross)
 
     def embedding_scale(self, config) -> float:
         return math.sqrt(config.hidden_size) if config.extra.get("scale_embedding") else 1.0
@@ -86,6 +102,13 @@ class Bart(Architecture):
             "down": "fc2",
             "out_norm": "final_layer_norm",
         }
+        if config.is_decoder:
+            layer |= {
+                "cross.query": "encoder_attn.q_proj",
+                "cross.key_value": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+                "cross.out": "encoder_attn.out_proj",
+                "cross.norm": "encoder_attn_layer_norm",
+            }
         return {
             "embeddings.word": "embed_tokens",
             "embeddings.position": "embed_positions",
@@ -100,11 +123,25 @@ class Bart(Architecture):
             name = TABLE
         return {} if name.startswith("decoder.") else {name.removeprefix("encoder."): tensor}
 
+    def decoder_sizes(self, config) -> dict[str, Any]:
+        given = config.extra
+        return {ours: given[theirs] for ours, theirs in DECODER_SIZES.items() if theirs in given}
+
+    def decoder_start(self, config) -> int | None:
+        return config.extra.get("decoder_start_token_id", self.start_token_id)
+
+    def has_logits_bias(self, config) -> bool:
+        return True
+
+    def name_in_whole(self, config, name: str) -> str:
+        return f"{'decoder' if config.is_decoder else 'encoder'}.{name}"
+
 
 class MBart(Bart):
     name = "mbart"
     class_prefix = "MBart"
     pre_norm = True
+    start_token_id = None  # the target's language
 
     def first_norm(self, config) -> bool:
         return True
@@ -113,8 +150,12 @@ class MBart(Bart):
         names, last = super().names(config), config.num_layers - 1
         for i in range(config.num_layers):
             path = f"layers.{i}"
+            # The first norm of a sublayer or layer is described as the last norm of the preceding one
+            # (nn/layer_spec.py).
             names[f"{path}.attention_norm"] = f"{path}.final_layer_norm"
-            # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
+            if config.is_decoder:
+                names[f"{path}.attention_norm"] = f"{path}.encoder_attn_layer_norm"
+                names[f"{path}.cross.norm"] = f"{path}.final_layer_norm"
             names[f"{path}.out_norm"] = (
                 "layer_norm" if i == last else f"layers.{i + 1}.self_attn_layer_norm"
             )

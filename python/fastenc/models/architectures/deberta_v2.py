@@ -5,7 +5,7 @@ Sources: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -69,6 +69,15 @@ class DebertaV2(Architecture):
     # The enhanced mask decoder's. transformers does not read them either.
     unread = ("embeddings.position_embeddings.",)
     lm_head = HeadSpec(LEGACY_HEAD, activation=None)
+    # Version 3's, by the names of its files. transformers has no class for it.
+    detector: ClassVar[HeadSpec | None] = HeadSpec(
+        {
+            "norm": "mask_predictions.LayerNorm",
+            "dense": "mask_predictions.dense",
+            "out": "mask_predictions.classifier",
+        },
+        activation=None,
+    )
     classifier = HeadSpec({"dense": "pooler.dense", "out": "classifier"}, dropout_before=True)
     rules = {
         "relative_attention": SWITCH,
@@ -259,14 +268,14 @@ class DebertaV2(Architecture):
         return names
 
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        found = super().renamed(name, tensor)
+        values = super().renamed(name, tensor)
         # Version 3's files have the head by these names, and a config.json that says nothing of them.
         ours = {theirs: LEGACY_HEAD[module] for module, theirs in HEAD.items()}
-        for current, value in list(found.items()):
+        for current, value in list(values.items()):
             for theirs, legacy in ours.items():
                 if current == theirs or current.startswith(f"{theirs}."):
-                    found[legacy + current.removeprefix(theirs)] = value
-        return found
+                    values[legacy + current.removeprefix(theirs)] = value
+        return values
 
 
 def max_distance(values: dict[str, Any], max_positions: int) -> int:

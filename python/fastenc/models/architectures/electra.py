@@ -27,6 +27,13 @@ class Electra(Architecture):
             "bias": "generator_lm_head.bias",
         }
     )
+    detector = HeadSpec(
+        {
+            "dense": "discriminator_predictions.dense",
+            "out": "discriminator_predictions.dense_prediction",
+        },
+        activation=None,
+    )
     classifier = HeadSpec(
         {"dense": "classifier.dense", "out": "classifier.out_proj"},
         activation="gelu",

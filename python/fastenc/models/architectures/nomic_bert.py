@@ -6,7 +6,7 @@ supported.
 """
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -77,7 +77,7 @@ class NomicBert(Architecture):
         activation=None,
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
-    question_answerer = None
+    question_answerer: ClassVar[HeadSpec | None] = None
     # Switches of the remote code, which have these values in all dense models of the family.
     supported = Architecture.supported | {
         "activation_function": "swiglu",

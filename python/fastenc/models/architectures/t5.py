@@ -5,7 +5,7 @@ The layers are pre-norm with RMSNorm and without biases. Attention scores are no
 table. From a checkpoint of a whole T5 only the encoder is read.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -50,6 +50,8 @@ class T5(Architecture):
     question_answerer = None
     has_pooler = False
     has_token_types = False
+    has_decoder = True
+    eos_token_id = 1
     layers_path = "encoder.block"
     supported = {"is_decoder": False}
     rules = {
@@ -58,7 +60,10 @@ class T5(Architecture):
         "is_gated_act": SWITCH,
         "relative_attention_num_buckets": integer("an integer of at least 4", 4),
         "relative_attention_max_distance": COUNT,
+        "num_decoder_layers": COUNT.or_none(),
+        "scale_decoder_outputs": SWITCH,
     }
+    scales_outputs: ClassVar[bool] = True
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
@@ -115,7 +120,8 @@ class T5(Architecture):
 
     def layer_dropout(self, config) -> LayerDropout:
         p = config.hidden_dropout_p
-        return LayerDropout(p, p, p, p)
+        cross = p if config.is_decoder else 0.0
+        return LayerDropout(p, p, p, p, cross=cross, cross_out=cross)
 
     def biases(self, config) -> Biases:
         return Biases(*[False] * 6)
@@ -124,6 +130,7 @@ class T5(Architecture):
         return RelativeBiasSpec(
             config.extra.get("relative_attention_num_buckets", 32),
             config.extra.get("relative_attention_max_distance", 128),
+            bidirectional=not config.is_decoder,
         )
 
     def first_norm(self, config) -> bool:
@@ -140,7 +147,9 @@ class T5(Architecture):
 
     def names(self, config) -> Names:
         gated, _ = self._feed_forward(config.extra)
-        attention, inner = "0.SelfAttention", "1.DenseReluDense"
+        stack, last = self._parts(config)
+        attention, inner = "0.SelfAttention", f"{last}.DenseReluDense"
+        # The first norm of a sublayer or layer is described as the last norm of the preceding one (nn/layer_spec.py).
         layer: Names = {
             "qkv": tuple(f"{attention}.{name}" for name in "qkv"),
             "attention_out": f"{attention}.o",
@@ -148,33 +157,46 @@ class T5(Architecture):
             "up": (f"{inner}.wi_0", f"{inner}.wi_1") if gated else f"{inner}.wi",
             "down": f"{inner}.wo",
         }
-        count, path = config.num_layers, "encoder.block.{i}.layer"
-        names = in_layers(count, path, layer)
-        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
+        if config.is_decoder:
+            cross = "1.EncDecAttention"
+            layer |= {
+                "cross.query": f"{cross}.q",
+                "cross.key_value": (f"{cross}.k", f"{cross}.v"),
+                "cross.out": f"{cross}.o",
+                "cross.norm": "2.layer_norm",
+            }
+        count, block = config.num_layers, f"{stack}.block"
+        names = in_layers(count, f"{block}.{{i}}.layer", layer)
         names |= {
-            f"layers.{i}.out_norm": f"encoder.block.{i + 1}.layer.0.layer_norm"
-            for i in range(count - 1)
+            f"layers.{i}.out_norm": f"{block}.{i + 1}.layer.0.layer_norm" for i in range(count - 1)
         }
         return {
-            "embeddings.word": "encoder.embed_tokens",
-            "first_norm": "encoder.block.0.layer.0.layer_norm",
+            "embeddings.word": f"{stack}.embed_tokens",
+            "first_norm": f"{block}.0.layer.0.layer_norm",
             **names,
-            f"layers.{count - 1}.out_norm": "encoder.final_layer_norm",
+            f"layers.{count - 1}.out_norm": f"{stack}.final_layer_norm",
             **{
-                f"relative_biases.{i}": f"encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias"
+                f"relative_biases.{i}": f"{block}.{i}.layer.{attention}.relative_attention_bias"
                 for i in range(self.relative_biases(config))
             },
         }
 
+    def _parts(self, config) -> tuple[str, int]:
+        """The stack's name, and the number of the feed-forward sublayer in a block."""
+        return ("decoder", 2) if config.is_decoder else ("encoder", 1)
+
     def dropout_names(self, config) -> dict[str, str]:
+        stack, last = self._parts(config)
         names = {
             "attention_out": "0.dropout",
-            "inner": "1.DenseReluDense.dropout",
-            "down": "1.dropout",
+            "inner": f"{last}.DenseReluDense.dropout",
+            "down": f"{last}.dropout",
         }
-        layers = dropouts_in_layers(config.num_layers, "encoder.block.{i}.layer", names)
+        if config.is_decoder:
+            names["cross_out"] = "1.dropout"
+        layers = dropouts_in_layers(config.num_layers, f"{stack}.block.{{i}}.layer", names)
         # transformers uses this module after the last layer too.
-        return {"embeddings": "encoder.dropout", "final": "encoder.dropout", **layers}
+        return {"embeddings": f"{stack}.dropout", "final": f"{stack}.dropout", **layers}
 
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         # Encoder and decoder share the word embeddings; most files have them once.
@@ -182,6 +204,20 @@ class T5(Architecture):
 
     def export_state_dict(self, tensors: dict[str, Tensor], config) -> dict[str, Tensor]:
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
+
+    def decoder_sizes(self, config) -> dict[str, Any]:
+        layers = config.extra.get("num_decoder_layers")
+        return {"num_layers": config.num_layers if layers is None else layers}
+
+    def decoder_start(self, config) -> int | None:
+        start = super().decoder_start(config)
+        return config.pad_token_id if start is None else start
+
+    def output_scale(self, config) -> float:
+        # transformers writes "scale_decoder_outputs", and derives it from "tie_word_embeddings" where it is missing.
+        tied = config.extra.get("tie_word_embeddings") is not False
+        scales = config.extra.get("scale_decoder_outputs", tied) and self.scales_outputs
+        return config.hidden_size**-0.5 if scales else 1.0
 
 
 class UMT5(T5):
@@ -199,5 +235,6 @@ class UMT5(T5):
 class MT5(T5):
     name = "mt5"
     class_prefix = "MT5"
+    scales_outputs = False
     feed_forward_default = "gated-gelu"
     new_config = T5.new_config | {"activation": "gelu_new"}

@@ -35,6 +35,8 @@ class LabelledRows(NamedTuple):
 class MaskedLMHead(nn.Module):
     """logits = LN(act(hidden W + b)) E^T + bias, where E is the word embeddings, or an untied decoder's weight.
 
+    A family may have neither the dense layer nor the norm.
+
     Raises: ValueError for a family that has no masked-LM head.
     """
 
@@ -46,14 +48,18 @@ class MaskedLMHead(nn.Module):
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
         spec = architecture.head(config, architecture.lm_head)
-        self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
-        self.norm = make_norm(
-            NormSpec("layer", config.eps), width, architecture.biases(config).norm
-        )
+        self.dense = self.norm = None
+        if "dense" in spec.names:
+            self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
+        if "norm" in spec.names:
+            bias = architecture.biases(config).norm
+            self.norm = make_norm(NormSpec("layer", config.eps), width, bias)
         # A head without a decoder reads the word embeddings, tied or not.
         tied = config.extra.get("tie_word_embeddings", True) or "decoder" not in spec.names
-        # In transformers the decoder's bias has two names. With an untied decoder, the one inside the decoder counts.
-        decoder_bias = {} if tied else {"bias": f"{spec.names['decoder']}.bias"}
+        # In transformers the decoder's bias has two names, in most families. With an untied decoder, the one inside the
+        # decoder counts.
+        inside = not tied and spec.decoder_has_bias
+        decoder_bias = {"bias": f"{spec.names['decoder']}.bias"} if inside else {}
         self.names = {**spec.names, **decoder_bias}
         self.decoder = None if tied else nn.Linear(width, config.vocab_size, bias=False)
         has_bias = architecture.decoder_bias(config)
@@ -62,8 +68,10 @@ class MaskedLMHead(nn.Module):
 
     def transform(self, hidden: Tensor) -> Tensor:
         """LN(act(hidden W + b)): (rows, hidden_size) → (rows, embedding_size)."""
-        inner = linear(hidden, self.dense.weight)
-        return self.norm(activate_plain(inner, self.dense.bias, self.activation))
+        if self.dense is not None:
+            inner = linear(hidden, self.dense.weight)
+            hidden = activate_plain(inner, self.dense.bias, self.activation)
+        return hidden if self.norm is None else self.norm(hidden)
 
 
 class MaskedLM(PretrainedModel):

@@ -46,18 +46,25 @@ class PredictionHead(nn.ModuleDict):
         self["out"] = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        spec = self.spec
-        drop = lambda x, p: F.dropout(x, p, self.training)
+        return self.last(self.transform(x))
+
+    def transform(self, x: Tensor) -> Tensor:
+        """What the head computes before its last dropout and layer, (rows, hidden_size)."""
         if "dense" in self:
-            x = self["dense"](drop(x, self.dropout_before_p) if spec.dropout_before else x)
+            x = self["dense"](self._drop_before(x))
             x = activate_plain(x, None, self.activation)
         if "up" in self:
-            inner = self["up"](drop(x, self.dropout_before_p) if spec.dropout_before else x)
+            inner = self["up"](self._drop_before(x))
             down = self["down"](activate_plain(inner, None, self.activation))
-            x = x + drop(down, self.dropout_p)
-        if "norm" in self:
-            x = self["norm"](x)
-        return self["out"](drop(x, self.dropout_p) if spec.dropout_after else x)
+            x = x + F.dropout(down, self.dropout_p, self.training)
+        return self["norm"](x) if "norm" in self else x
+
+    def last(self, x: Tensor) -> Tensor:
+        """The last dropout and layer: the logits for the results of :meth:`transform`."""
+        return self["out"](F.dropout(x, self.dropout_p, self.training and self.spec.dropout_after))
+
+    def _drop_before(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout_before_p, self.training and self.spec.dropout_before)
 
     def names(self, prefix: str) -> dict[str, str]:
         """Name of a module in our model (with ``prefix``) → its name in the checkpoint."""

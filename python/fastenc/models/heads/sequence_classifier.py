@@ -129,7 +129,7 @@ class SequenceClassifier(PretrainedModel):
             groups = [batch] if whole else batch.split(documents.groups)
             vectors = torch.cat([self._vectors(group) for group in groups])
             features = self.aggregator(vectors, documents)
-        logits = self.head(features)
+        logits = self.head.last(features) if self.pooling == "late" else self.head(features)
         if labels is None:
             return ModelOutput(logits=logits)
         if self.problem_type == "regression":
@@ -163,11 +163,13 @@ class SequenceClassifier(PretrainedModel):
         return replace(batch, global_tokens=first_tokens(batch))
 
     def _vectors(self, batch: PackedBatch) -> Tensor:
-        """The head's input for each sequence, (batch, hidden_size)."""
+        """The head's input for each sequence, (batch, hidden_size); with "late" pooling, that of its last layer."""
         output = self.encoder(self.encoder_batch(batch))
         if self.reads_pooler:
             assert output.pooled is not None  # encoder_under_head() has made the pooler
             return output.pooled
+        if self.pooling == "late":
+            return pool(self.head.transform(output.last_hidden_state), batch.cu_seqlens, "mean")
         return pool(output.last_hidden_state, batch.cu_seqlens, self.pooling)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:

@@ -13,7 +13,7 @@ WAYS = (
     Way(
         "int8 inference",
         int8_inference.TAKES,
-        lambda call: int8_inference.unsupported_reason(call),
+        lambda layer_call: int8_inference.unsupported_reason(layer_call),
         int8_inference.run_int8_inference,
     ),
     Way(

@@ -5,6 +5,8 @@ call, into memory that the thread reuses, so a changed weight is always seen. :f
 the user's promise that they do not change. With few rows, each weight is read once, and not packed unless it is frozen.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -15,9 +17,9 @@ from fastenc.nn.layer_call import (
     GLOBAL_TOKENS,
     LayerCall,
     PackedWeights,
+    ProjectedPositions,
 )
 from fastenc.nn.layer_spec import (
-    AttentionInputs,
     LayerSpec,
     LayerState,
     LayerWeights,
@@ -50,6 +52,15 @@ def pack(weights: LayerWeights) -> PackedWeights:
         gemm.pack_weight(*w.up_weights),
         gemm.pack_weight(w.down_weight),
     )
+
+
+def project(
+    rows: Tensor | None, weights: LayerWeights, spec: LayerSpec
+) -> ProjectedPositions | None:
+    """The layer's projections of the rows of a table of relative positions; None if it reads none."""
+    if rows is None or not spec.attention.position_terms:
+        return None
+    return ProjectedPositions(*project_positions(rows, weights, spec.attention))
 
 
 # The features of a call that these ops compute.
@@ -137,12 +148,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    if a.position_terms:
-        attended = _attend_disentangled(x, inputs, w, spec, packed)
-    elif inputs.global_tokens is not None:
-        qkv = _project(x, w, spec, packed)
-        attended = attend_globally(x, qkv, inputs, w, a).float()
-    elif not a.interleaved and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
+    in_one_op = not (a.position_terms or a.interleaved) and inputs.global_tokens is None
+    if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
@@ -159,7 +166,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             *a.window,
         )
     else:
-        attended = _attend(x, inputs, w, spec, packed)
+        attended = attend(_project(x, w, spec, packed), layer_call)
     y, residual = torch.ops.fastenc.encoder_layer_after_attention(
         attended,
         state.residual,
@@ -192,61 +199,51 @@ def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
     return threads == 1 or max_seqlen * MIN_SEQUENCES_PER_THREAD * threads <= x.shape[0]
 
 
-def _attend(
-    x: Tensor,
-    inputs: AttentionInputs,
-    w: LayerWeights,
-    spec: LayerSpec,
-    packed: PackedWeights | None,
-) -> Tensor:
-    a = spec.attention
-    attended = attention_op(
-        _project(x, w, spec, packed),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        softmax_scale=a.scale,
-        window_size=a.window,
-        relative_bias=inputs.relative_bias,
-        rotary=inputs.rotary,
-    )
-    return attended.flatten(1).float()
-
-
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
-    """Queries, keys and values, (total_tokens, 3, num_heads, head_dim)."""
+    """The product with q, k and v."""
     a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
     if packed is not None:
         bias = None if bias is None else bias.float()
-        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
-    else:
-        qkv = torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
-    return a.split_qkv(qkv)
+        return gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+    if a.position_terms:
+        return stacked_linear(x, w.qkv_weights, w.qkv_biases)
+    return torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
 
 
-def _attend_disentangled(
-    x: Tensor,
-    inputs: AttentionInputs,
-    w: LayerWeights,
-    spec: LayerSpec,
-    packed: PackedWeights | None,
-) -> Tensor:
-    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    assert inputs.relative_positions is not None  # the stack makes them for every such layer
-    if packed is not None:
-        bias = None if bias is None else bias.float()
-        qkv = gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
+def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
+    """Attention of the product with q, k and v: float32 (total_tokens, num_heads * head_dim)."""
+    inputs, a = layer_call.inputs, layer_call.spec.attention
+    if a.position_terms:
+        assert inputs.relative_positions is not None  # the stack makes them for every such layer
+        embeddings, slots, first = inputs.relative_positions
+        tables: Iterable[Tensor | None]
+        if (once := layer_call.prepared.positions) is not None:
+            rows = slice(first, first + embeddings.shape[0])
+            tables = (None if table is None else table[rows] for table in once)
+        else:
+            weights = layer_call.prepared.stacked or layer_call.weights
+            tables = project_positions(embeddings, weights, a)
+        keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
+        attended = disentangled_attention(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            slots,
+            position_keys=keys,
+            position_queries=queries,
+            softmax_scale=a.scale,
+        )
+    elif inputs.global_tokens is not None:
+        weights = layer_call.prepared.stacked or layer_call.weights
+        attended = attend_globally(layer_call.state.x, a.split_qkv(qkv), inputs, weights, a)
     else:
-        qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    embeddings, slots = inputs.relative_positions
-    tables = project_positions(embeddings, w, a)
-    keys, queries = (None if each is None else each.to(qkv.dtype) for each in tables)
-    attended = disentangled_attention(
-        a.split_qkv(qkv),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        slots,
-        position_keys=keys,
-        position_queries=queries,
-        softmax_scale=a.scale,
-    )
+        attended = attention_op(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            softmax_scale=a.scale,
+            window_size=a.window,
+            relative_bias=inputs.relative_bias,
+            rotary=inputs.rotary,
+        )
     return attended.flatten(1).float()

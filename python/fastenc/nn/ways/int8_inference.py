@@ -1,27 +1,21 @@
 """A layer without gradients on a CPU, in two ops whose matrix products are of operands in 8 bits.
 
-The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention, norms, activations and
-residuals are not in 8 bits. A token's result does not depend on the batch, its order or the number of threads.
+The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention with its relative positions and
+the projections of global tokens, norms, activations and residuals are not in 8 bits. A token's result does not depend
+on the batch, its order or the number of threads.
 """
 
 import torch
 
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import (
-    DISENTANGLED,
-    GLOBAL_ATTENTION,
-    GLOBAL_TOKENS,
-    Int8Weights,
-    LayerCall,
-)
+from fastenc.nn.layer_call import Int8Weights, LayerCall
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
-OTHERS = DISENTANGLED | GLOBAL_ATTENTION | GLOBAL_TOKENS | {"interleaved"}
-TAKES = cpu_inference.TAKES - OTHERS
+TAKES = cpu_inference.TAKES
 
 
 def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
@@ -41,15 +35,15 @@ def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
     )
 
 
-def unsupported_reason(call: LayerCall) -> str | None:
+def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run in these two ops, or None.
 
     Raises: ValueError for a layer that has no other weights (``from_pretrained(..., dtype="int8")``).
     """
-    if call.prepared.int8 is None:
+    if layer_call.prepared.int8 is None:
         return "its weights are not frozen in int8"
-    reason = call_reason(call)
-    if reason is not None and call.weights.down_weight.is_meta:
+    reason = call_reason(layer_call)
+    if reason is not None and layer_call.weights.down_weight.is_meta:
         raise ValueError(
             f'a model that was loaded with dtype="int8" has no other weights, and in this call {reason}: avoid that, '
             "or load it without dtype"
@@ -57,18 +51,18 @@ def unsupported_reason(call: LayerCall) -> str | None:
     return reason
 
 
-def call_reason(call: LayerCall) -> str | None:
+def call_reason(layer_call: LayerCall) -> str | None:
     """Why a layer with weights in 8 bits cannot run on them in this call, or None."""
-    if torch.compiler.is_compiling() and not call.weights.down_weight.is_meta:
+    if torch.compiler.is_compiling() and not layer_call.weights.down_weight.is_meta:
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
-    x = call.state.x
+    x = layer_call.state.x
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return f"its input must be float32 on the CPU, got {x.dtype} on {x.device.type}"
-    return "it has an adaptation" if call.adaptation is not None else None
+    return "it has an adaptation" if layer_call.adaptation is not None else None
 
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
@@ -84,27 +78,39 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None
 
 
-def run_int8_inference(call: LayerCall) -> LayerState:
+def run_int8_inference(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` without gradients, its products in 8 bits."""
-    state, inputs, spec, w = call.state, call.inputs, call.spec, call.weights
-    a, f, packed = spec.attention, spec.feed_forward, call.prepared.int8
+    state, inputs, spec, w = (
+        layer_call.state,
+        layer_call.inputs,
+        layer_call.spec,
+        layer_call.weights,
+    )
+    a, f, packed = spec.attention, spec.feed_forward, layer_call.prepared.int8
     assert packed is not None
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
-    attended = torch.ops.fastenc.int8_layer_attention(
-        state.x,
-        packed.qkv,
-        stack_biases(w.qkv_biases, w.qkv_weights),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        a.num_heads,
-        a.head_dim,
-        a.scale,
-        inputs.relative_bias,
-        inputs.rotary,
-        *a.window,
-        packed.bf16_attention,
-    )
+    bias = stack_biases(w.qkv_biases, w.qkv_weights)
+    if a.position_terms or a.interleaved:
+        columns = 3 * a.num_heads * a.head_dim
+        attended = cpu_inference.attend(
+            int8_products.int8_linear(state.x, packed.qkv, bias, columns), layer_call
+        )
+    else:
+        attended = torch.ops.fastenc.int8_layer_attention(
+            state.x,
+            packed.qkv,
+            bias,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            a.num_heads,
+            a.head_dim,
+            a.scale,
+            inputs.relative_bias,
+            inputs.rotary,
+            *a.window,
+            packed.bf16_attention,
+        )
     y, residual = torch.ops.fastenc.int8_layer_after_attention(
         attended,
         state.residual,

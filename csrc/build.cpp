@@ -1,0 +1,33 @@
+#include "build.h"
+
+#ifdef USE_CUDA
+#include <string>
+
+#include "cuda/build.h"
+#endif
+#include "isa.h"
+
+namespace fastenc {
+
+const char* build_id() { return FASTENC_BUILD_ID; }
+
+BuildInfo build_info() {
+  BuildInfo info{};
+  info.compiler = __VERSION__;
+  info.torch_stable_abi = "2.11";
+#ifdef USE_CUDA
+  static const std::string cuda = cuda::build();
+  info.cuda = cuda.c_str();
+#endif
+  info.int8_products = int8_instructions();
+  info.usable_instruction_sets = usable_isas();
+  info.instruction_set = isa_name(isa());
+  info.intel_processor = is_intel();
+  info.bfloat16_units = has_bf16_units();
+  info.bfloat16_dot_products = has_bf16_dot_products();
+  return info;
+}
+
+bool set_instruction_set(const char* name) { return set_isa(name); }
+
+}  // namespace fastenc

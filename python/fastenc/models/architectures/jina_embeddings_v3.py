@@ -1,0 +1,96 @@
+"""jina-embeddings-v3: XLM-RoBERTa with rotary positions instead of a table. Source: Sturua et al. 2024,
+arXiv:2409.10173.
+
+Checkpoints of the hub's remote code (model_type "xlm-roberta" with ``rotary_emb_base``, ``mixer.Wqkv``) are read too;
+checkpoints are written in transformers' names.
+"""
+
+import re
+from typing import Any
+
+from torch import Tensor
+
+from fastenc.models.architectures.base import BERT_CONFIG, Biases, HeadSpec, Names, split_rows
+from fastenc.models.architectures.nomic_bert import NomicBert
+from fastenc.models.architectures.roberta import Roberta
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from fastenc.ops.activation import ACTIVATIONS
+
+# The remote code's names in a layer → transformers'.
+HUB_LAYER = {
+    "mixer.out_proj": "self_attn.o_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+
+
+class JinaEmbeddingsV3(NomicBert):
+    name = "jina_embeddings_v3"
+    class_prefix = "JinaEmbeddingsV3"
+    prefix = "roberta"
+    config_names = BERT_CONFIG
+    defaults = {
+        "eps": 1e-5,
+        "pad_token_id": 1,
+        "hidden_dropout_p": 0.1,
+        "attention_dropout_p": 0.1,
+        "max_positions": 8194,
+    }
+    new_config = {"type_vocab_size": 1, "pad_token_id": 1, "eps": 1e-5}
+    has_pooler = True
+    theta = 20_000.0
+    lm_head = Roberta.lm_head
+    classifier = Roberta.classifier
+    question_answerer = HeadSpec({"out": "qa_outputs"}, dropout_after=False)
+
+    def describes(self, values: dict[str, Any]) -> bool:
+        """Also the remote code's config.json, which says that it is an XLM-RoBERTa."""
+        is_remote = values.get("model_type") == "xlm-roberta"
+        rotary = values.get("position_embedding_type") == "rotary"
+        return super().describes(values) or (is_remote and rotary)
+
+    def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        if values["model_type"] == self.name:
+            return values
+        dropped = ("auto_map", "position_embedding_type", "rotary_emb_base")
+        kept = {key: value for key, value in values.items() if key not in dropped}
+        names = [name.removeprefix("XLMRoberta") for name in values.get("architectures") or []]
+        theta = values.get("rotary_emb_base", 10_000.0)
+        return {
+            **kept,
+            "model_type": self.name,
+            "architectures": [self.class_prefix + name for name in names],
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        }
+
+    def layer(self, config, number: int) -> LayerSpec:
+        norm = NormSpec("layer", config.eps)
+        return LayerSpec(
+            AttentionSpec(config.num_heads, config.head_dim, config.head_dim**-0.5),
+            FeedForwardSpec(config.intermediate_size, ACTIVATIONS[config.activation]),
+            norm,
+            norm,
+        )
+
+    def biases(self, config) -> Biases:
+        return Biases()
+
+    def names(self, config) -> Names:
+        names = super().names(config)
+        for i in range(config.num_layers):
+            names |= {
+                f"layers.{i}.up": f"layers.{i}.mlp.fc1",
+                f"layers.{i}.down": f"layers.{i}.mlp.fc2",
+            }
+        return names
+
+    def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        name = name.removeprefix("roberta.").replace("emb_ln.", "embeddings.LayerNorm.")
+        name = name.removeprefix("encoder.")
+        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
+        if in_layer and in_layer[2] == "mixer.Wqkv":
+            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
+            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
+        if in_layer and in_layer[2] in HUB_LAYER:
+            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
+        return {name: tensor}

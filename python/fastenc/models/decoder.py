@@ -1,0 +1,77 @@
+"""The decoder of an encoder-decoder: embeddings and layers over packed targets, which attend to a packed source."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import LayerStack
+from fastenc.nn.layer_cache import LayerCache
+from fastenc.nn.layer_spec import Source
+from fastenc.nn.stack import run_stack
+from fastenc.packing import PackedBatch, check_cu_seqlens
+
+
+class Decoder(LayerStack):
+    """The layers of a decoder. Each token sees itself, the tokens before it in its sequence, and the whole source.
+
+    Args:
+        config: from :meth:`EncoderConfig.decoder`.
+        word: the word embeddings, which are the encoder's.
+    """
+
+    def __init__(self, config: EncoderConfig, word: nn.Embedding):
+        super().__init__()
+        self.config = config
+        self.make_stack(config)
+        self.embeddings.word = word
+
+    def forward(
+        self,
+        target: PackedBatch,
+        states: Tensor,
+        source: PackedBatch,
+        caches: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """The last layer's output (target tokens, hidden_size).
+
+        Args:
+            target: the decoder's input tokens, one sequence for each of the source's; with ``caches`` the new tokens.
+            states: (source tokens, hidden_size), the encoder's output for ``source``.
+            caches: one for each layer. Then sequence i of the source may have several targets, which follow each other.
+        Raises: ValueError if the numbers of sequences do not belong together, for token ids outside the vocabulary, and
+            for targets longer than the model's positions.
+        """
+        self._check(target, source, caches)
+        check_cu_seqlens(target.cu_seqlens, target.total_tokens, target.max_seqlen)
+        x, _ = self.embeddings(target)
+        per_source = target.num_sequences // max(1, source.num_sequences)
+        attended = Source(
+            states,
+            source.cu_seqlens,
+            source.max_seqlen,
+            target.cu_seqlens if per_source == 1 else target.cu_seqlens[::per_source],
+            target.max_seqlen * per_source,
+        )
+        modules = self._stack_modules(self.frozen.current())
+        *_, last = run_stack(
+            x, target.cu_seqlens, target.max_seqlen, self.stack, modules, None, attended, caches
+        )
+        return last
+
+    def _check(
+        self, target: PackedBatch, source: PackedBatch, caches: Sequence[LayerCache] | None
+    ) -> None:
+        several = caches is not None and source.num_sequences and target.num_sequences
+        whole = target.num_sequences % source.num_sequences == 0 if several else False
+        if target.num_sequences != source.num_sequences and not whole:
+            raise ValueError(
+                f"the target must have one sequence for each of the source's {source.num_sequences}, got "
+                f"{target.num_sequences}: pack both in the same order"
+            )
+        earlier, positions = caches[0].length if caches else 0, self.config.max_positions
+        if self.embeddings.position is not None and earlier + target.max_seqlen > positions:
+            raise ValueError(
+                f"a target may have at most {positions} tokens, the model's positions, got "
+                f"{earlier + target.max_seqlen}: cut it, or take a smaller max_new_tokens"
+            )

@@ -1,0 +1,82 @@
+"""The encoder-decoders against transformers': logits, loss, gradients, saved files."""
+
+import pytest
+import torch
+
+from fastenc.models import Seq2Seq
+from fastenc.packing import pack_sequences, pack_targets
+from tests.helpers.checkpoints import close, save
+from tests.helpers.families import config, model, padded_batch
+
+FAMILIES = pytest.mark.parametrize("family", ["t5", "t5-gated", "mt5", "umt5", "bart", "mbart"])
+# T5's dropout has one name, BART's has three.
+NO_DROPOUT = dict(dropout_rate=0.0, dropout=0.0, attention_dropout=0.0)
+START = {"t5": 0, "t5-gated": 0, "mt5": 0, "umt5": 0, "bart": 2, "mbart": None}
+
+
+def targets(family: str, lengths=(3, 1, 9, 20)) -> list[list[int]]:
+    """A target for each row of :func:`padded_batch`, with an end token."""
+    generator = torch.Generator().manual_seed(1)
+    eos = config(family).eos_token_id
+    draw = lambda n: torch.randint(5, 97, (n,), generator=generator).tolist()
+    return [[*draw(length - 1), eos] for length in lengths]
+
+
+def both_batches(family: str):
+    """(transformers' arguments, ours) for one batch."""
+    padded, labels = padded_batch(family), targets(family)
+    rows = torch.full((len(labels), max(map(len, labels))), -100)
+    for row, target in zip(rows, labels, strict=True):
+        row[: len(target)] = torch.tensor(target)
+    pairs = zip(padded["input_ids"], padded["attention_mask"], strict=True)
+    batch = pack_sequences([ids[mask.bool()].tolist() for ids, mask in pairs])
+    return {**padded, "labels": rows}, (batch, *pack_targets(labels, START[family]))
+
+
+def whole(family: str, **changes):
+    return model(
+        family, "ForConditionalGeneration", decoder_start_token_id=START[family], **changes
+    )
+
+
+@FAMILIES
+@pytest.mark.parametrize("train", [False, True])
+def test_logits_loss_and_gradients_are_transformers(family, train, tmp_path):
+    theirs = whole(family, **NO_DROPOUT).train(train)
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path)).train(train)
+    padded, (batch, target, labels) = both_batches(family)
+    expected = theirs(**padded)
+    expected.loss.backward()
+    real = padded["labels"] != -100
+    with torch.no_grad():
+        close(ours(batch, target).logits, expected.logits[real], atol=1e-4)
+    output = ours(batch, target, labels)
+    output.loss.backward()
+    close(output.loss, expected.loss, atol=1e-5)
+    parameters = dict(ours.named_parameters())
+    theirs_by_name = dict(theirs.named_parameters())
+    for name, several in ours.family_names(with_prefix=True).items():
+        if name not in parameters:  # a buffer
+            continue
+        for piece, of_theirs in zip(
+            parameters[name].grad.chunk(len(several)), several, strict=True
+        ):
+            close(piece, theirs_by_name[of_theirs].grad, atol=2e-5, rtol=1e-4)
+
+
+@FAMILIES
+def test_what_is_written_is_what_was_read(family, tmp_path):
+    theirs = whole(family)
+    if family in ("mt5", "mbart"):  # an output layer of its own, and a bias
+        theirs.lm_head.weight = torch.nn.Parameter(torch.randn_like(theirs.lm_head.weight))
+    if family == "mbart":
+        theirs.final_logits_bias.normal_()
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path / "a"))
+    ours.save_pretrained(tmp_path / "b")
+    again = type(theirs).from_pretrained(tmp_path / "b").state_dict()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(again[name], value), name
+    padded, (batch, target, _) = both_batches(family)
+    with torch.no_grad():
+        expected = theirs(**padded).logits[padded["labels"] != -100]
+        close(Seq2Seq.from_pretrained(tmp_path / "b")(batch, target).logits, expected, atol=1e-4)
