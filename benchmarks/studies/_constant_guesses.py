@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastenc.models import Seq2Seq
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.objectives import DistilledLM, Electra
 from fastenc.objectives.distill import TEMPERATURE
 from fastenc.objectives.electra import sample_tokens
+from fastenc.objectives.mlm import special_mask
 from fastenc.ops.labelled import IGNORED
 
 
@@ -22,6 +24,7 @@ def constant_guesses(
     """{term: loss of the guess}, over the collator's examples.
 
         mlm, sbo: mean of -log((count + 1) / (sum of counts + number of tokens that occur)) of the tokens to predict
+        target: the same, where special tokens of the target are known (0)
         pair: entropy of the share of wrong pairs
         rtd: entropy of the share of tokens that the present generator replaces, among those that are ever masked; the
             guess knows the others, which count in the mean
@@ -32,6 +35,8 @@ def constant_guesses(
     """
     kinds = counts.count_nonzero()
     surprise = ((counts.sum() + kinds) / (counts + 1.0)).log()
+    if isinstance(model, Seq2Seq):
+        surprise[special_mask(model.own_tokenizer())] = 0
     tokens, spans, wrong, maskable, replaced, goals, states = ([] for _ in range(7))
     for example in examples:
         labels = example["labels"]
@@ -51,6 +56,8 @@ def constant_guesses(
             goals.append((logits / TEMPERATURE).softmax(1))
             states.append(F.normalize(hidden, dim=1))
     guesses = {"mlm": torch.cat(tokens).mean().item()}
+    if isinstance(model, Seq2Seq):
+        return {"target": guesses["mlm"]}
     if spans:
         guesses["sbo"] = torch.cat(spans).mean().item()
     if wrong:

@@ -167,6 +167,27 @@ def distill(folder: str, teacher: str | None) -> Peer:
     return Peer(model, terms)
 
 
+def encoder_decoder(folder: str, teacher: str | None) -> Peer:
+    """transformers' T5 or BART."""
+    import transformers
+
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+    def terms(example: dict[str, Any]) -> dict[str, LossTerm]:
+        source = padded({**example, "labels": torch.zeros_like(example["batch"].input_ids)})
+        target = padded({**example, "batch": example["target"]})
+        # Padding is at the end, where causal attention of the other tokens does not see it.
+        output = model(
+            input_ids=source["input_ids"],
+            attention_mask=source["attention_mask"],
+            decoder_input_ids=target["input_ids"],
+            labels=target["labels"],
+        )
+        return {"target": LossTerm(output.loss)}
+
+    return Peer(model, terms)
+
+
 PEERS: dict[str, Callable[[str, str | None], Peer]] = {
     "mlm": masked_lm,
     "mlm+nsp": pairs,
@@ -174,6 +195,9 @@ PEERS: dict[str, Callable[[str, str | None], Peer]] = {
     "span": spans,
     "electra": electra,
     "distill": distill,
+    "span-corruption": encoder_decoder,
+    "ul2": encoder_decoder,
+    "denoise": encoder_decoder,
 }
 # transformers has neither a boundary head nor a loss of distillation.
 PLAIN = "transformers and plain PyTorch"

@@ -4,12 +4,13 @@ python -m benchmarks.studies.train_objectives [OBJECTIVE ...] [--steps N] [--pee
 (needs FASTENC_DATA; takes one core minutes for each objective)
 
 fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces. "mlm+sop" starts from the
-encoder that "mlm" trained, and "distill" trains a student of 1 layer from it. So small a model does not learn "mlm+nsp"
-and "electra" in this time, so these start from the encoder of MiniLM (6 layers, 384 wide). No model has dropout. The
-peer is transformers, or plain PyTorch on its encoder: the same initial weights, batches and AdamW in a plain loop, for
-fewer steps of the same schedule. Each term of the loss is measured on held-out articles, and compared with the loss of
-the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last checkpoint in FOLDER;
-finished runs are not repeated.
+encoder that "mlm" trained, and "distill" trains a student of 1 layer from it. "span-corruption" and "ul2" train a T5,
+and "denoise" a BART, of 2 + 2 layers with the same word pieces and T5's sentinels. So small a model does not learn
+"mlm+nsp" and "electra" in this time, so these start from the encoder of MiniLM (6 layers, 384 wide). No model has
+dropout. The peer is transformers, or plain PyTorch on its encoder: the same initial weights, batches and AdamW in a
+plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out articles, and compared
+with the loss of the best constant guess (_constant_guesses.py). A run that was stopped goes on from its last
+checkpoint in FOLDER; finished runs are not repeated.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from benchmarks.plots import draw_curves
 from benchmarks.studies._constant_guesses import constant_guesses
 from benchmarks.studies._objective_peers import NAMES_OF_PEERS, PEERS, Peer
 from fastenc.data import BatchSampler, read_texts, train_tokenizer
+from fastenc.data.tokenizer_training import T5_LAST
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, MaskedLM
 from fastenc.models.pretrained import PretrainedModel
@@ -72,6 +74,9 @@ STUDIES = {
     "span": Study(1200, 120, learning_rate=1e-3, start="mlm"),
     "electra": Study(100, 10, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "distill": Study(1000, 100),
+    "span-corruption": Study(1500, 150),
+    "ul2": Study(1500, 150),
+    "denoise": Study(1500, 150),
 }
 
 
@@ -93,7 +98,10 @@ class Run:
             if not (folder / "tokenizer.json").exists():
                 save_tokenizer(train_tokenizer(documents, vocab_size=VOCABULARY), folder)
             new = NewModel(layers=LAYERS, hidden=WIDTH, dropout=0.0)
-            model = new.make(options, load_tokenizer(folder))
+            tokenizer = load_tokenizer(folder)
+            if options.definition.has_decoder:
+                tokenizer.add_special_tokens(T5_LAST)
+            model = new.make(options, tokenizer)
         model.save_pretrained(self.folder / "first")
         self.every = -(-study.steps // EVALUATIONS)
         self.config = PretrainConfig(
@@ -108,7 +116,9 @@ class Run:
         self.trainer = objective_trainer(options, model, documents, self.config, dev=held_out)
         tokenizer = model.tokenizer
         held_out_blocks = options.pack(held_out, tokenizer)
-        collator = options.collator(tokenizer, held_out_blocks, self.config.seed + 1)
+        start_id = model.decoder_start_token_id if options.definition.has_decoder else None
+        seed = self.config.seed + 1
+        collator = options.collator(tokenizer, held_out_blocks, seed, start_id=start_id)
         batches = BatchSampler([1] * len(held_out_blocks), 32, shuffle=False).epoch(0)
         # The same as in evaluate_objective.
         self.held_out = [

@@ -56,7 +56,7 @@ REASONS = {
         "`register_module_forward_hook` or its kin, which many profilers use.",
         "Remove them after use.",
     ),
-    "its configuration names other windows": (
+    "its configuration names other windows or blocks": (
         "`config.local_attention` or the kinds of layers were changed after `patch`.",
         "`fastenc.unpatch(model)`, then `fastenc.patch(model)`.",
     ),

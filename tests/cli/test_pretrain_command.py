@@ -8,7 +8,7 @@ from fastenc.text import save_tokenizer
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, word_tokenizer
 
-SMALL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--vocab-size", 60, "--block-size", 32)
+SMALL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--vocab-size", 300, "--block-size", 32)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,8 @@ def test_every_objective_trains_and_goes_on(objective, text, tmp_path):
     assert "perplexity" in run("pretrain", text, "-o", tmp_path / "a", *options, "--resume")
     run("pretrain", text, "-o", tmp_path / "b", *options, "--from", tmp_path / "a", "--static")
     metrics = json.loads((tmp_path / "b" / "metrics.json").read_text())
-    assert metrics["step"] == 4 and (objective == "mlm" or "mlm" in metrics)
+    several = objective != "mlm" and not OBJECTIVES[objective].has_decoder
+    assert metrics["step"] == 4 and ("mlm" in metrics) is several
     assert Encoder.from_pretrained(tmp_path / "b").config.num_layers == 2
 
 

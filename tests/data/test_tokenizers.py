@@ -4,6 +4,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, RobertaTokenizerFast
 from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.tokenizers import sentinel_ids
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -49,6 +50,26 @@ def test_lowercase_also_strips_accents(algorithm):
     assert tokenizer.encode("FÜCHSE Springen").ids == tokenizer.encode("fuchse springen").ids
     cased = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=False)
     assert cased.encode("Füchse").ids != cased.encode("fuchse").ids
+
+
+def test_t5s_tokenizer_loads_in_transformers(tmp_path):
+    tokenizer = train_tokenizer(TEXTS, kind="t5", vocab_size=220)
+    save_tokenizer(tokenizer, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["The lazy fox", "a <extra_id_0> dog<extra_id_99> [X]", ""]
+    assert [each.ids for each in tokenizer.encode_batch(texts)] == theirs(texts)["input_ids"]
+    assert tokenizer.encode("The fox", "dog").ids == theirs("The fox", "dog")["input_ids"]
+    special, size = special_tokens(load_tokenizer(tmp_path)), tokenizer.get_vocab_size()
+    # As in T5's own vocabulary.
+    assert (special.pad, special.sep, special.unk) == (0, 1, 2) and special.begin == ()
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id) == (0, 1, 2)
+    assert sentinel_ids(tokenizer) == list(range(size - 1, size - 101, -1))
+    with pytest.raises(ValueError, match="no token '<mask>'"):
+        _ = special.mask
+    with pytest.raises(ValueError, match=r"must have T5's sentinels <extra_id_0>, .* got none"):
+        sentinel_ids(load_tokenizer(minilm_folder()))
+    with pytest.raises(ValueError, match="vocab_size must hold the 106 special tokens"):
+        train_tokenizer(TEXTS, kind="t5", vocab_size=100)
 
 
 def test_line_breaks_separate_words():

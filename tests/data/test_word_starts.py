@@ -12,7 +12,8 @@ from fastenc.data.word_starts import MAX_WORD_TOKENS, UNSPACED, WordStarts
 from fastenc.objectives import MlmCollator, SpanCollator
 from fastenc.objectives.mlm import special_mask
 
-EVERY_ALGORITHM = pytest.mark.parametrize("algorithm", KINDS)
+# Not T5's vocabulary, which has no mask token.
+EVERY_ALGORITHM = pytest.mark.parametrize("algorithm", [name for name in KINDS if name != "t5"])
 # (first letter, letters, marks that follow a letter)
 SCRIPTS = {
     "Han": (0x4E00, 400, ""),

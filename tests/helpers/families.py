@@ -227,9 +227,16 @@ BY_NAME = {
     ),
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
+    "big_bird-sparse": Family(
+        "BigBird",
+        SIZES | dict(attention_type="block_sparse", block_size=2, num_random_blocks=1),
+        token_types=True,
+        sees_distances=True,
+    ),
 }
-# RoBERTa's classes under other names: the tests of patch, which compare classes, are enough.
-OTHER_NAMES = ("camembert", "data2vec-text")
+# The tests of patch are enough: RoBERTa's classes under other names, and BigBird's attention, whose blocks count up to
+# the end of the padded batch in a patched model only (tests/models/test_big_bird.py has more).
+OTHER_NAMES = ("camembert", "data2vec-text", "big_bird-sparse")
 ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
 # Families with every head.
 FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)

@@ -54,8 +54,27 @@ def _gliner(folder: Path) -> None:
     GLiNER.from_config(config, resize_token_embeddings=False).save_pretrained(folder)
 
 
+def _gliner_of_deberta(folder: Path) -> None:
+    """GLiNER with one encoder, which reads a text together with the names of the types."""
+    from gliner import GLiNER
+
+    torch.manual_seed(0)
+    _model("DebertaV2Model", **DEBERTA_V3)(folder / "text")
+    sizes = {"model_name": str(folder / "text"), "hidden_size": 32, "max_len": 64, "max_width": 4}
+    GLiNER.from_config({"model_type": "gliner_uni_encoder_span"} | sizes).save_pretrained(folder)
+
+
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MODERNBERT = {"cls_token_id": 101, "sep_token_id": 102, "bos_token_id": 101, "eos_token_id": 102}
+DEBERTA_V3 = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 MODELS: dict[str, Callable[[Path], None]] = {
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": _model(
         "DistilBertForSequenceClassification",
@@ -71,4 +90,8 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "cross-encoder/ms-marco-MiniLM-L6-v2": _model("BertForSequenceClassification", ["LABEL_0"]),
     "naver/splade-v3": _model("BertForMaskedLM"),
     "knowledgator/modern-gliner-bi-base-v1.0": _gliner,
+    "urchade/gliner_medium-v2.1": _gliner_of_deberta,
+    "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": _model(
+        "DebertaV2ForSequenceClassification", ["entailment", "not_entailment"], **DEBERTA_V3
+    ),
 }

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fastenc.objectives import OBJECTIVES, PACKINGS
 from fastenc.packing import pack_sequences
-from tests.helpers.training_run import documents, small_model, word_tokenizer
+from tests.helpers.training_run import documents, small_model, tokenizer_of
 
 VOCABULARIES, SEQUENCES, LENGTH = (2_000, 12_000), (8, 72), 32
 EVERY_LOGIT = "every token's logits"  # which no objective may compute
@@ -31,11 +31,13 @@ def main() -> None:
 def peak(name: str, vocabulary: int, sequences: int) -> int:
     """Bytes that a step allocates at its peak, with this number of sequences beside the labelled ones."""
     objective = "mlm" if name == EVERY_LOGIT else name
-    tokenizer, chosen = word_tokenizer(), OBJECTIVES[objective]
+    tokenizer, chosen = tokenizer_of(objective), OBJECTIVES[objective]
     tokenizer.add_tokens([f"w{n}" for n in range(vocabulary - tokenizer.get_vocab_size())])
     model = small_model(objective, tokenizer).train()
     packed = PACKINGS[chosen.packings[0]](documents(20), tokenizer, LENGTH, show_progress=False)
-    arguments = with_unlabelled(chosen.collator(tokenizer, packed, 0)(packed[:6], 0), sequences)
+    start = {"start_id": model.decoder_start_token_id} if chosen.has_decoder else {}
+    collate = chosen.collator(tokenizer, packed, 0, **start)
+    arguments = with_unlabelled(collate(packed[:6], 0), sequences)
 
     def step() -> None:
         model.zero_grad()
@@ -56,7 +58,19 @@ def peak(name: str, vocabulary: int, sequences: int) -> int:
 
 def with_unlabelled(arguments: dict, count: int) -> dict:
     """The collated arguments, followed by sequences without labels."""
-    batch = arguments["batch"]
+    grown = {
+        "batch": with_sequences(arguments["batch"], count),
+        "labels": F.pad(arguments["labels"], (0, count * LENGTH), value=-100),
+    }
+    if "target" in arguments:
+        grown["target"] = with_sequences(arguments["target"], count)
+    if "pair_labels" in arguments:
+        grown["pair_labels"] = F.pad(arguments["pair_labels"], (0, count))
+    return arguments | grown
+
+
+def with_sequences(batch, count: int):
+    """A packed batch, followed by ``count`` sequences."""
     lengths = batch.cu_seqlens.diff().tolist()
     sequences = [each.tolist() for each in batch.input_ids.split(lengths)]
     types = None
@@ -64,13 +78,7 @@ def with_unlabelled(arguments: dict, count: int) -> dict:
         types = [each.tolist() for each in batch.token_type_ids.split(lengths)]
         types += [[0] * LENGTH] * count
     more = [[2, *[5 + n % 13 for n in range(LENGTH - 2)], 3]] * count
-    grown = {
-        "batch": pack_sequences([*sequences, *more], types),
-        "labels": F.pad(arguments["labels"], (0, count * LENGTH), value=-100),
-    }
-    if "pair_labels" in arguments:
-        grown["pair_labels"] = F.pad(arguments["pair_labels"], (0, count))
-    return arguments | grown
+    return pack_sequences([*sequences, *more], types)
 
 
 def held(field: str) -> int:

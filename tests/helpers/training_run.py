@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from fastenc.data import EntityData, LabelledData, TaggedData, sentence
 from fastenc.data.questions import Answer, Question
+from fastenc.data.tokenizer_training import T5_LAST
 from fastenc.models import EncoderConfig, MaskedLM
+from fastenc.models.architectures import architecture_named
 from fastenc.objectives import (
     OBJECTIVES,
     MlmCollator,
@@ -100,9 +102,10 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
 def build_objective(folder, objective, **settings):
     """A run of any objective, on documents of three sentences."""
     torch.set_num_threads(1)
-    model = small_model(objective, word_tokenizer(), settings.pop("dropout", 0.1))
+    model = small_model(objective, tokenizer_of(objective), settings.pop("dropout", 0.1))
     texts = documents(40)
-    options = ObjectiveOptions(objective, block_size=32, probability=0.3)
+    share = {"probability": 0.3} if "probability" in OBJECTIVES[objective].options else {}
+    options = ObjectiveOptions(objective, block_size=32, **share)
     values = dict(max_steps=6, batch_size=4, learning_rate=5e-3, eval_every=3, log_every=1)
     config = TrainConfig(str(folder), **(values | settings))
     return objective_trainer(options, model, texts[5:], config, dev=texts[:5], show_progress=False)
@@ -169,10 +172,19 @@ def small_config(tokenizer, dropout=0.0, max_positions=64, **options):
     )
 
 
+def tokenizer_of(objective):
+    """A tokenizer of words, with what the objective needs beside them."""
+    tokenizer = word_tokenizer()
+    if OBJECTIVES[objective].has_decoder:
+        tokenizer.add_special_tokens(T5_LAST)
+    return tokenizer
+
+
 def small_model(objective, tokenizer, dropout=0.0):
     torch.manual_seed(1)
-    config = small_config(tokenizer, dropout, family=OBJECTIVES[objective].family)
     chosen = OBJECTIVES[objective]
+    own = architecture_named(chosen.family).new_config if chosen.has_decoder else {}
+    config = small_config(tokenizer, dropout, family=chosen.family, **own)
     if chosen.student is None:
         model = chosen.model(config)
     else:

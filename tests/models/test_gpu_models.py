@@ -23,7 +23,7 @@ from fastenc.train import TrainConfig, Trainer
 from tests.helpers.families import FAMILIES, model, padded_batch
 from tests.helpers.gpu import deterministic, no_waiting
 from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
-from tests.helpers.training_run import documents, small_model, word_tokenizer
+from tests.helpers.training_run import documents, small_model, tokenizer_of
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -175,10 +175,14 @@ def check_steps_do_not_wait(m, arguments):
 @pytest.mark.skipif(not library.HAS_CUDA, reason="the extension was compiled without CUDA")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_steps_of_every_objective_do_not_wait(name):
-    tokenizer, chosen = word_tokenizer(), OBJECTIVES[name]
+    tokenizer, chosen = tokenizer_of(name), OBJECTIVES[name]
     examples = PACKINGS[chosen.packings[0]](documents(20), tokenizer, 32, show_progress=False)
-    arguments = chosen.collator(tokenizer, examples, 0, probability=0.3)(examples[:4], 0)
-    m = small_model(name, tokenizer, dropout=0.1).to(CUDA).train()
+    m = small_model(name, tokenizer, dropout=0.1)
+    options = {"start_id": m.decoder_start_token_id} if chosen.has_decoder else {}
+    if "probability" in chosen.options:
+        options["probability"] = 0.3
+    arguments = chosen.collator(tokenizer, examples, 0, **options)(examples[:4], 0)
+    m = m.to(CUDA).train()
     check_steps_do_not_wait(m, moved(arguments))
 
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import fastenc
 from fastenc.models import Seq2Seq
+from fastenc.nn import ways
 from fastenc.packing import pack_sequences, pack_targets
 from tests.helpers.checkpoints import close, save
 from tests.helpers.families import config, model, padded_batch
@@ -80,3 +82,66 @@ def test_what_is_written_is_what_was_read(family, tmp_path):
     with torch.no_grad():
         expected = theirs(**padded).logits[padded["labels"] != -100]
         close(Seq2Seq.from_pretrained(tmp_path / "b")(batch, target).logits, expected, atol=1e-4)
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_beams": 3, "length_penalty": -1.0},
+        {"num_beams": 4, "early_stopping": True, "length_penalty": 0.5, "forced_bos_token_id": 7},
+    ],
+    ids=["greedy", "beams", "options"],
+)
+def test_generated_tokens_are_transformers(family, options, tmp_path):
+    theirs = whole(family)
+    padded, (batch, *_) = both_batches(family)
+    start = 9 if START[family] is None else START[family]
+    shared = {"max_new_tokens": 12, **options, "decoder_start_token_id": start}
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path))
+    # A token that ends some targets early.
+    free = ours.generate_ids(batch, **shared)[0]
+    eos = free[len(free) // 2]
+    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = eos
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path))
+    del padded["labels"]
+    rows = [row[1:] for row in theirs.generate(**padded, **shared, do_sample=False).tolist()]
+    rows = [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+    assert ours.generate_ids(batch, **shared) == rows
+    if options:
+        assert {len(row) for row in rows} != {12}
+
+
+@pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
+def test_every_way_of_a_decoder_layer_computes_the_same(family, tmp_path, monkeypatch):
+    ours = Seq2Seq.from_pretrained(save(whole(family), tmp_path))
+    _, (batch, target, labels) = both_batches(family)
+
+    def gradients():
+        ours.train().zero_grad()
+        torch.manual_seed(0)
+        loss = ours(batch, target, labels, label_smoothing=0.1).loss
+        loss.backward()
+        return [loss, *(p.grad.clone() for p in ours.parameters())]
+
+    def first_way():
+        reasons = ours.decoder.layer_ways()[0]
+        return next(way for way, reason in reasons.items() if reason is None)
+
+    fused = gradients()
+    assert first_way() == "fused sublayers"
+    ours.eval()
+    with torch.no_grad():
+        assert first_way() == "CPU inference"
+        packed = ours(batch, target).logits
+        frozen = fastenc.freeze(ours)(batch, target).logits
+        fastenc.unfreeze(ours)
+        monkeypatch.setattr(ways, "WAYS", ways.WAYS[-1:])
+        single = ours(batch, target).logits
+    close(packed, single, atol=1e-4)
+    close(frozen, single, atol=1e-4)
+    for one, other in zip(fused, gradients(), strict=True):
+        close(one, other, atol=2e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="cannot run in int8: it attends to a source"):
+        fastenc.freeze(ours.eval().decoder, dtype="int8")

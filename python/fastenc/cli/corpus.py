@@ -47,7 +47,10 @@ class Tokenizer(Command):
     language: tuple[str, ...] = option((), LANGUAGE)
     text: str | None = option(None, COLUMN, "-t")
     quoting: str | None = option(None, QUOTING)
-    kind: str = option("wordpiece", "Kind of tokenizer: wordpiece, bpe (byte-level) or unigram.")
+    kind: str = option(
+        "wordpiece",
+        "Kind of tokenizer: wordpiece, bpe (byte-level), unigram or t5 (a unigram with T5's sentinels).",
+    )
     vocab_size: int = option(16000, "Vocabulary size.")
     lowercase: bool | None = option(
         None,

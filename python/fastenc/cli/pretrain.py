@@ -22,7 +22,7 @@ OF_A_TOKENIZER = ("tokenizer", "vocab_size", "lowercase")
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Command):
-    """Pretrain an encoder on texts with one of six objectives.
+    """Pretrain an encoder or an encoder-decoder on texts with one of nine objectives.
 
     Without --from, a tokenizer is trained on the texts first, and then a new model of the given size. The result is a
     folder that transformers loads.
@@ -30,12 +30,14 @@ class Pretrain(Command):
     Objectives: mlm (masked LM), mlm+nsp (masked LM and next-sentence prediction, BERT), mlm+sop (masked LM and
     sentence-order prediction, ALBERT), span (span masking and the span-boundary objective, SpanBERT), electra
     (replaced-token detection, ELECTRA), distill (distillation from --teacher into a student with --layers layers,
-    DistilBERT).
+    DistilBERT); for encoder-decoders span-corruption (sentinels replace spans, T5), ul2 (a mixture of span corruptions
+    and a prefix LM, UL2), denoise (spans are masked and sentences permuted, BART).
 
     Examples:
     fastenc pretrain wiki.txt.gz -o runs/small
     fastenc pretrain wiki.txt.gz -o runs/base --layers 12 --hidden 768 --precision bf16 --accumulation 16
     fastenc pretrain wiki.txt.gz --objective mlm+sop -o runs/pairs
+    fastenc pretrain wiki.txt.gz --objective span-corruption -o runs/t5
     fastenc pretrain wiki.txt.gz --objective distill --teacher runs/base --layers 6 -o runs/half
     fastenc pretrain books.txt.gz --recipe roberta-base --global-batch-size 256 --max-steps 50000 -o runs/books
     fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word
@@ -142,7 +144,7 @@ class Pretrain(Command):
             return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
         if objective.student is not None:
             return _with_tokenizer(objective.student(teacher, self.new.layers), self.teacher)  # type: ignore[arg-type]
-        tokenizer = store.tokenizer() if store else self.new.make_tokenizer(documents)
+        tokenizer = store.tokenizer() if store else self.new.make_tokenizer(documents, objective)
         return self.new.make(self.objective, tokenizer, self.training.seed)
 
     def _recipe(self, of_store: bool) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def full_sentence_blocks(
 ) -> list[array]:
     """Blocks of contiguous full sentences, each at most ``block_size`` tokens with its special tokens.
 
-    A block is [CLS] sentences [SEP]. Where it crosses a document's end, another [SEP] separates the documents. A
-    sentence longer than a block is split. Empty documents are skipped.
+    A block is [CLS] sentences [SEP]; T5's tokenizers have no [CLS]. Where it crosses a document's end, another [SEP]
+    separates the documents. A sentence longer than a block is split. Empty documents are skipped.
 
     Args:
         documents: texts; a sentence ends at . ! ? before white space, at 。！？, and at a line's end.
@@ -49,20 +49,25 @@ def doc_sentence_blocks(
     return _blocks(doc_sentence_extents, documents, tokenizer, block_size, show_progress)
 
 
-def full_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
+def full_sentence_extents(text: SentenceTokens, room: int, rng: Random) -> Iterator[Extent]:
     """(start, 0, stop, document) of each block: its tokens are [start, stop), and it begins in this document."""
-    return _extents(text, block_size, across_documents=True)
+    return _extents(text, room, across_documents=True)
 
 
-def doc_sentence_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
+def doc_sentence_extents(text: SentenceTokens, room: int, rng: Random) -> Iterator[Extent]:
     """Like :func:`full_sentence_extents`, but no block crosses a document's end."""
-    return _extents(text, block_size, across_documents=False)
+    return _extents(text, room, across_documents=False)
 
 
 def block(tokens: Sequence[int], extent: Extent, special: SpecialTokens) -> array:
     """[CLS] tokens [SEP] as an array of 4-byte ids."""
     start, _, stop, _ = extent
-    return array("i", [special.cls, *tokens[start:stop], special.sep])
+    return array("i", [*special.begin, *tokens[start:stop], special.sep])
+
+
+def text_of_block(ids: Sequence[int], special: SpecialTokens) -> Sequence[int]:
+    """The ids of a block without the special tokens at its ends."""
+    return ids[len(special.begin) : -1]
 
 
 def check_block_size(block_size: int) -> None:
@@ -74,7 +79,8 @@ def _blocks(extents, documents, tokenizer, block_size, show_progress) -> list[ar
     check_block_size(block_size)
     special = special_tokens(tokenizer)
     text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
-    blocks = [block(text.tokens, extent, special) for extent in extents(text, block_size, Random())]
+    room = block_size - len(special.begin) - 1
+    blocks = [block(text.tokens, extent, special) for extent in extents(text, room, Random())]
     if not blocks:
         raise ValueError(
             "there is no text to pack, every document is empty: give documents with text"
@@ -82,8 +88,7 @@ def _blocks(extents, documents, tokenizer, block_size, show_progress) -> list[ar
     return blocks
 
 
-def _extents(text: SentenceTokens, block_size: int, across_documents: bool) -> Iterator[Extent]:
-    room = block_size - 2
+def _extents(text: SentenceTokens, room: int, across_documents: bool) -> Iterator[Extent]:
     sentences, documents = text.sentence_ends, text.document_ends
     start = document = 0
     while document < len(documents):

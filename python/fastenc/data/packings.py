@@ -17,20 +17,26 @@ class PackingRule(NamedTuple):
     it is indexed.
 
     Fields:
-        extents: function of (text, block size, random generator) that yields the extent of each example.
+        extents: function of (text, largest number of its tokens in an example, random generator) that yields the extent
+            of each example.
         example: function of (tokens, extent, special tokens) that returns the example.
-        special: number of special tokens that are added to the text's tokens in an example.
+        separators: number of separators that are added to the text's tokens in an example, beside the token that begins
+            it.
         is_random: whether the extents depend on the random generator.
     """
 
     extents: Callable[[SentenceTokens, int, Random], Iterator[tuple[int, int, int, int]]]
     example: Callable[[Sequence[int], tuple[int, int, int, int], SpecialTokens], Any]
-    special: int
+    separators: int
     is_random: bool
+
+    def added(self, special: SpecialTokens) -> int:
+        """Number of special tokens that are added to the text's tokens in an example."""
+        return len(special.begin) + self.separators
 
 
 PACKING_RULES = {
-    "full-sentences": PackingRule(full_sentence_extents, block, 2, False),
-    "doc-sentences": PackingRule(doc_sentence_extents, block, 2, False),
-    "segment-pairs": PackingRule(segment_pair_extents, segment_pair, 3, True),
+    "full-sentences": PackingRule(full_sentence_extents, block, 1, False),
+    "doc-sentences": PackingRule(doc_sentence_extents, block, 1, False),
+    "segment-pairs": PackingRule(segment_pair_extents, segment_pair, 2, True),
 }

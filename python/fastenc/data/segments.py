@@ -67,16 +67,15 @@ def segment_pairs(
     check_block_size(block_size)
     special = special_tokens(tokenizer)
     text = tokenize_documents(documents, tokenizer, show_progress=show_progress)
-    extents = segment_pair_extents(text, block_size, Random(seed))
+    extents = segment_pair_extents(text, block_size - 3, Random(seed))
     pairs = [segment_pair(text.tokens, extent, special) for extent in extents]
     if not pairs:
         raise ValueError(NO_PAIR)
     return pairs
 
 
-def segment_pair_extents(text: SentenceTokens, block_size: int, rng: Random) -> Iterator[Extent]:
+def segment_pair_extents(text: SentenceTokens, room: int, rng: Random) -> Iterator[Extent]:
     """(start, split, stop, document) of each pair: its segments are the tokens [start, split) and [split, stop)."""
-    room = block_size - 3
     next_limit = lambda: rng.randint(2, room) if rng.random() < SHORT_PROBABILITY else room
     begin = first = 0
     for number, end in enumerate(text.document_ends):

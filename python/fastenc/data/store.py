@@ -31,7 +31,12 @@ from fastenc.data.languages import smoothed_shares
 from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
-from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, special_tokens
+from fastenc.text.tokenizers import (
+    SpecialTokens,
+    TokenizerLike,
+    load_tokenizer,
+    special_tokens,
+)
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"
@@ -176,13 +181,13 @@ class TokenStore:
 
     def _pack(self, folder: Path, packing: str, block_size: int, seed: int, numbers) -> None:
         per_language = dict.fromkeys(self.languages, 0)
-        documents = 0
+        documents, special = 0, special_tokens(self.tokenizer())
         with open(folder / "all.bin", "wb") as file:
             for number in numbers:
                 self.verify(number)
                 text, entry = self.shard(number), self.shards[number]
                 rng = Random(f"{seed} {number}")
-                for row in _rows(text, packing, block_size, rng, number, documents):
+                for row in _rows(text, packing, block_size, rng, number, documents, special):
                     row.tofile(file)
                     per_language[entry["language"]] += len(row) // len(COLUMNS)
                 documents += len(text.document_ends)
@@ -293,16 +298,22 @@ def file_checksum(path: Path) -> str:
 
 
 def _rows(
-    text: SentenceTokens, packing: str, block_size: int, rng: Random, number: int, documents: int
+    text: SentenceTokens,
+    packing: str,
+    block_size: int,
+    rng: Random,
+    number: int,
+    documents: int,
+    special: SpecialTokens,
 ) -> Iterator[array]:
     """The values of ``COLUMNS`` for the examples of shard ``number``, a few thousand examples at a time.
 
     ``documents``: number of documents in the shards before.
     """
     rule = PACKING_RULES[packing]
-    rows = array("i")
-    for start, split, stop, document in rule.extents(text, block_size, rng):
-        length = stop - start + rule.special
+    added, rows = rule.added(special), array("i")
+    for start, split, stop, document in rule.extents(text, block_size - added, rng):
+        length = stop - start + added
         rows.extend((number, start, split, stop, documents + document, length))
         if len(rows) >= 2**16:
             yield rows

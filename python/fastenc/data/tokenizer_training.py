@@ -2,13 +2,20 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
+from typing import Any
 
 from fastenc._base.extras import require
-from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, TokenizerLike
+from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, SENTINEL, TokenizerLike
 
-KINDS = ("wordpiece", "bpe", "unigram")
+KINDS = ("wordpiece", "bpe", "unigram", "t5")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids
+T5_ORDER = ("<pad>", "</s>", "<unk>")
+SENTINELS = 100  # of T5
+MODES = ("[R]", "[S]", "[X]")  # of UL2's denoisers
+# As in T5's vocabulary, the ids of the sentinels descend to the last ones.
+T5_LAST = [*MODES, *(SENTINEL.format(number) for number in reversed(range(SENTINELS)))]
 
 
 def train_tokenizer(
@@ -23,7 +30,8 @@ def train_tokenizer(
 
     Args:
         texts: read up to three times and not kept in memory. An iterator can be read only once, so its texts are kept.
-        kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa) or "unigram" (XLM-R).
+        kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa and BART), "unigram" (XLM-R) or "t5" (a Unigram whose texts
+            end with </s>, with 100 sentinels and the mode tokens of UL2 as its last ids).
         vocab_size: largest number of tokens, special tokens included. WordPiece keeps at most an eighth of it (at
             least 1000) for characters, the most frequent ones, so that rare scripts do not displace words.
         lowercase: lower-case the texts and strip accents; None: for WordPiece only.
@@ -35,7 +43,8 @@ def train_tokenizer(
     Raises: ValueError for an unknown kind, if all texts are empty, or for a ``vocab_size`` too small for the special
         tokens and the characters of the texts.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
-        Wu et al. 2016, arXiv:1609.08144 (WordPiece).
+        Wu et al. 2016, arXiv:1609.08144 (WordPiece); Raffel et al. 2019, arXiv:1910.10683 (T5's sentinels); Tay et al.
+        2022, arXiv:2205.05131 (the modes).
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}: give one of them")
@@ -48,12 +57,22 @@ def train_tokenizer(
     library = require("tokenizers", extra="models")
     lowercase = kind == "wordpiece" if lowercase is None else lowercase
     show = sys.stderr.isatty() if show_progress is None else show_progress
-    build = {"wordpiece": _wordpiece, "bpe": _byte_level_bpe, "unigram": _unigram}[kind]
-    tokenizer, trainer = build(library, lowercase, texts, vocab_size=vocab_size, show_progress=show)
+    builders: dict[str, Callable[..., tuple[Any, Any]]] = {
+        "wordpiece": _wordpiece,
+        "bpe": _byte_level_bpe,
+        "unigram": partial(_unigram, special=ROBERTA_ORDER),
+        "t5": partial(_unigram, special=T5_ORDER),
+    }
+    last = T5_LAST if kind == "t5" else []
+    number = len(T5_ORDER) + len(last) if kind == "t5" else len(BERT_TOKENS)
     too_small = (
-        f"vocab_size must hold the {len(BERT_TOKENS)} special tokens and every character of the texts, got "
-        f"{vocab_size}: give more"
+        f"vocab_size must hold the {number} special tokens and every character of the texts, got {vocab_size}: give "
+        "more"
     )
+    if vocab_size <= number:
+        raise ValueError(too_small)
+    options = dict(vocab_size=vocab_size - len(last), show_progress=show)
+    tokenizer, trainer = builders[kind](library, lowercase, texts, **options)
     try:
         length = len(texts) if isinstance(texts, Sized) else None
         tokenizer.train_from_iterator(texts, trainer, length=length)
@@ -63,11 +82,20 @@ def train_tokenizer(
         ):  # raised while reading the texts; the library raises bare Exception
             raise
         raise ValueError(f"{too_small} ({error})") from error
+    tokenizer.add_special_tokens(last)
     if tokenizer.get_vocab_size() > vocab_size:
         raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
     if kind == "wordpiece":
         tokenizer = _only_special(library, tokenizer, BERT_TOKENS)
-    _add_template(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
+    if kind == "t5":
+        end = T5_ORDER[1]
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single=f"$A {end}",
+            pair=f"$A {end} $B {end}",
+            special_tokens=[(end, tokenizer.token_to_id(end))],
+        )
+    else:
+        _add_template(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
     return tokenizer
 
 
@@ -127,7 +155,9 @@ def _byte_level_bpe(library, lowercase: bool, texts: Iterable[str], **options):
     )
 
 
-def _unigram(library, lowercase: bool, texts: Iterable[str], **options):
+def _unigram(
+    library, lowercase: bool, texts: Iterable[str], *, special: tuple[str, ...], **options
+):
     tokenizer = library.Tokenizer(library.models.Unigram())
     tokenizer.normalizer = (
         _lowercase(library, library.normalizers.NFKD()) if lowercase else library.normalizers.NFKC()
@@ -138,7 +168,7 @@ def _unigram(library, lowercase: bool, texts: Iterable[str], **options):
     )
     tokenizer.decoder = library.decoders.Metaspace()
     return tokenizer, library.trainers.UnigramTrainer(
-        special_tokens=list(ROBERTA_ORDER), unk_token="<unk>", **options
+        special_tokens=list(special), unk_token="<unk>", **options
     )
 
 

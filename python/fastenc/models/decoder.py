@@ -69,9 +69,13 @@ class Decoder(LayerStack):
                 f"the target must have one sequence for each of the source's {source.num_sequences}, got "
                 f"{target.num_sequences}: pack both in the same order"
             )
-        earlier, positions = caches[0].length if caches else 0, self.config.max_positions
-        if self.embeddings.position is not None and earlier + target.max_seqlen > positions:
+        self.check_room(target.max_seqlen + (caches[0].length if caches else 0))
+
+    def check_room(self, tokens: int) -> None:
+        """Raise ValueError for more tokens of a target than the model has positions."""
+        positions = self.config.max_positions
+        if self.embeddings.position is not None and tokens > positions:
             raise ValueError(
-                f"a target may have at most {positions} tokens, the model's positions, got "
-                f"{earlier + target.max_seqlen}: cut it, or take a smaller max_new_tokens"
+                f"a target may have at most {positions} tokens, the model's positions, got {tokens}: cut it, or take a "
+                "smaller max_new_tokens"
             )

@@ -159,6 +159,9 @@ class EncoderLayer(nn.Module):
     def dropout(self) -> LayerDropout:
         return self.train_dropout if trains(self) else NO_DROPOUT
 
+    def draws_blocks(self) -> bool:
+        return trains(self)
+
     def adapted(self) -> LayerAdaptation | None:
         """The modules of the adaptation in use, or None."""
         if self.adaptation is None:

@@ -58,6 +58,9 @@ def cast_weights(x: Tensor, layers: Iterable[LayerWeights]) -> list[CastWeights]
                     cast(w.attention_out_weight),
                     cast(*w.up_weights),
                     cast(w.down_weight),
+                    None
+                    if (c := w.cross) is None
+                    else (cast(c.query_weight), cast(*c.key_value_weights), cast(c.out_weight)),
                 )
             )
         if copies:

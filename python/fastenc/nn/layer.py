@@ -1,6 +1,7 @@
 """One encoder layer in single ops. This defines what all other ways of running a layer must compute."""
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -10,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import (
+    BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
     GLOBAL_ATTENTION,
@@ -36,6 +39,7 @@ from fastenc.ops import (
     attention,
     bias_gelu,
     bias_glu,
+    block_sparse_attention,
     cross_attention,
     disentangled_attention,
     dispatch,
@@ -52,6 +56,7 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
+    | BLOCK_SPARSE
     | CROSS_ATTENTION
     | {"cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -88,7 +93,14 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
     if torch.compiler.is_compiling():
         _use_floats(spec)
         _use_floats(dropout)
-    attended = _attend(state.x, inputs, weights, spec.attention, dropout, added)
+    qkv = stacked_linear(state.x, weights.qkv_weights, weights.qkv_biases)
+    qkv = spec.attention.split_qkv(added.to_output("qkv", qkv, state.x))
+    if inputs.global_tokens is None:
+        attended = _attend(qkv, inputs, weights, spec.attention, dropout, added)
+    else:
+        attended = attend_globally(state.x, qkv, inputs, weights, spec.attention, dropout).flatten(
+            1
+        )
     norm, name = spec.attention_norm, "attention_out"
     if spec.cross_norm is not None:
         h = _end_attention(
@@ -155,16 +167,46 @@ def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) ->
     return layer_norm(x, weight, bias, eps=spec.eps)
 
 
+def run_with_queries(layer_call: LayerCall, queries: Tensor) -> Tensor:
+    """A post-norm layer whose queries z come from other vectors (total_tokens, hidden_size) than its keys and values.
+
+        h = Norm(z + Attention(q(z), k(x), v(x))),  y = Norm(h + FFN(h))
+
+    Returns: y (total_tokens, hidden_size).
+    Source: He et al. 2020, arXiv:2006.03654, section 3.2 (enhanced mask decoder).
+    """
+    w, spec, dropout = layer_call.weights, layer_call.spec, layer_call.dropout
+    x, z = in_autocast_dtype(LayerState(layer_call.state.x, queries))
+    parts = (
+        _some_of_qkv(z, w, spec.attention, slice(0, 1)),
+        _some_of_qkv(x, w, spec.attention, slice(1, 3)),
+    )
+    attended = _attend(
+        torch.cat(parts, 1), layer_call.inputs, w, spec.attention, dropout, LayerAdaptation()
+    )
+    h = _end_attention(
+        attended, z, w, spec.attention_norm, False, dropout, LayerAdaptation(), "attention_out"
+    )
+    return _feed_forward(h, w, spec, dropout, LayerAdaptation()).x
+
+
+def _some_of_qkv(x: Tensor, w: LayerWeights, spec: AttentionSpec, parts: slice) -> Tensor:
+    """(tokens, number of parts, num_heads, head_dim), of the three parts q, k and v of the product."""
+    bias = stack_biases(w.qkv_biases, w.qkv_weights)
+    some = spec.split_qkv(stack(w.qkv_weights).t())[:, parts]
+    biases = None if bias is None else spec.split_qkv(bias[None])[0, parts].flatten()
+    return linear(x, some.flatten(1).t(), biases).view(x.shape[0], *some.shape[1:])
+
+
 def _attend(
-    x: Tensor,
+    qkv: Tensor,
     inputs: AttentionInputs,
     w: LayerWeights,
     spec: AttentionSpec,
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    qkv = stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    qkv = spec.split_qkv(added.to_output("qkv", qkv, x))
+    """Attention of q, k and v (total_tokens, 3, num_heads, head_dim): (total_tokens, num_heads * head_dim)."""
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
         keys, queries = project_positions(
@@ -181,8 +223,17 @@ def _attend(
             rng_state=dropout.rng_states[0],
             softmax_scale=spec.scale,
         ).flatten(1)
-    if inputs.global_tokens is not None:
-        return attend_globally(x, qkv, inputs, w, spec, dropout).flatten(1)
+    plan = plan_of(inputs, spec)
+    if plan is not None:
+        # Without dropout of the weights, as in transformers.
+        return block_sparse_attention(
+            qkv,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            spec.block_size,
+            softmax_scale=spec.scale,
+        ).flatten(1)
     cu_seqlens, max_seqlen, rows = inputs.cu_seqlens, inputs.max_seqlen, None
     bounds, blocks = inputs.bounds, inputs.blocks
     if added.prefix is not None:
@@ -332,19 +383,33 @@ def _attend_to_source(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    w, source, heads = weights.cross, inputs.source, (spec.num_heads, spec.head_dim)
+    w, source = weights.cross, inputs.source
     assert w is not None and source is not None  # the stack gives both to every such layer
 
     def keys_values() -> Tensor:
         states = source.states.to(x.dtype)
         both = stacked_linear(states, w.key_value_weights, w.key_value_biases)
-        return added.to_output("cross_key_value", both, states).view(-1, 2, *heads)
+        return added.to_output("cross_key_value", both, states)
 
     queries = added.to_output("cross_query", linear(x, w.query_weight, w.query_bias), x)
-    if inputs.cache is None:
-        keys, values = keys_values().unbind(1)
-    else:
-        keys, values = inputs.cache.of_source(keys_values).unbind(1)
+    return attend_to_source(queries, keys_values, inputs, spec, dropout)
+
+
+def attend_to_source(
+    queries: Tensor,
+    keys_values: Callable[[], Tensor],
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dropout: LayerDropout = NO_DROPOUT,
+) -> Tensor:
+    """Attention of (tokens, width) queries to the source: (tokens, width), with width = num_heads * head_dim.
+
+    Args: keys_values: computes the source's (source_tokens, 2 * width), if the layer's cache does not have them.
+    """
+    source, cache, heads = inputs.source, inputs.cache, (spec.num_heads, spec.head_dim)
+    assert source is not None  # the stack gives it to every such layer
+    both = keys_values() if cache is None else cache.of_source(keys_values)
+    keys, values = both.view(-1, 2, *heads).unbind(1)
     return cross_attention(
         queries.view(-1, *heads),
         keys,

@@ -13,7 +13,7 @@ class LayerCache:
 
     Attributes:
         own: (sequences, tokens, 2, num_heads, head_dim), or None before the first token.
-        source: (source_tokens, 2, num_heads, head_dim), or None before the first token.
+        source: (source_tokens, 2 * num_heads * head_dim), or None before the first token.
     """
 
     def __init__(self) -> None:

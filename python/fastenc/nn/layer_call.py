@@ -26,9 +26,19 @@ DISENTANGLED = frozenset(
 # The features of global tokens (fastenc.nn.layer.attend_globally). Without any in the batch, a layer has a window.
 GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv"})
 GLOBAL_TOKENS = frozenset({"global_tokens"})
+# The features of block-sparse attention (fastenc.nn.block_plan).
+BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 
 # The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
+
+
+class PackedCross(NamedTuple):
+    """As :class:`PackedWeights`, of the sublayer that attends to a source."""
+
+    query: Tensor
+    key_value: Tensor
+    out: Tensor
 
 
 class PackedWeights(NamedTuple):
@@ -38,6 +48,7 @@ class PackedWeights(NamedTuple):
     attention_out: Tensor
     up: Tensor
     down: Tensor
+    cross: PackedCross | None = None
 
 
 class Int8Weights(NamedTuple):

@@ -19,6 +19,7 @@ from fastenc.nn.features import features_of, size
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.ops import checks
 from fastenc.ops.attention_blocks import AttentionBlocks
+from fastenc.ops.block_sparse_attention import BlockPlan
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class AttentionSpec:
         window: number of tokens that a token sees on the left and on the right, -1 without a limit.
         position_terms: the terms that relative positions add to the scores: "c2p" (a query times a position's key),
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
+        block_size: tokens of a block in block-sparse attention (:mod:`fastenc.nn.block_plan`); 0: without blocks.
+        random_blocks: number of random blocks that a block sees.
         global_attention: the batch's global tokens see all tokens and are seen by all; see
             :func:`fastenc.ops.global_window_attention`.
         interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
@@ -50,6 +53,8 @@ class AttentionSpec:
     scale: float
     window: tuple[int, int] = (-1, -1)
     position_terms: tuple[str, ...] = ()
+    block_size: int = 0
+    random_blocks: int = 0
     interleaved: bool = False
     global_attention: bool = False
 
@@ -184,13 +189,17 @@ def _tensors_in(values: tuple) -> Iterator[Tensor]:
 
 
 class CastWeights(NamedTuple):
-    """The weights of a layer's matrix products in autocast's dtype; several tensors of qkv or up are stacked."""
+    """The weights of a layer's matrix products in autocast's dtype; several tensors of qkv or up are stacked.
+
+    ``cross``: those of the queries, the keys and values, and the output of the attention to a source, or None.
+    """
 
     qkv_weight: Tensor
     qkv_bias: Tensor | None
     attention_out_weight: Tensor
     up_weight: Tensor
     down_weight: Tensor
+    cross: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class LayerDropout(NamedTuple):
@@ -280,6 +289,7 @@ class AttentionInputs(NamedTuple):
         rotary: float32 (positions, rotary_dim), table of rotary angles, or None.
         relative_bias: (num_heads, 2 R + 1), or None.
         relative_positions: for disentangled attention, or None.
+        block_plan: for block-sparse attention; None where every token of a sequence sees every other.
         bounds: int32 (2, total_tokens) from :func:`fastenc.ops.attention.sequence_bounds`, or None.
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
         source: the source of layers that attend to one, or None.
@@ -292,6 +302,7 @@ class AttentionInputs(NamedTuple):
     rotary: Tensor | None = None
     relative_bias: Tensor | None = None
     relative_positions: RelativePositions | None = None
+    block_plan: BlockPlan | None = None
     bounds: Tensor | None = None
     blocks: AttentionBlocks | None = None
     source: Source | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
 from fastenc.nn.layer import start
@@ -17,6 +18,7 @@ from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     AttentionInputs,
+    AttentionSpec,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -30,6 +32,7 @@ from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows
 from fastenc.nn.ways import unsupported_reasons
 from fastenc.ops.attention import sequence_bounds
 from fastenc.ops.attention_blocks import attention_blocks
+from fastenc.ops.block_sparse_attention import BlockPlan
 
 # Called with a layer's number (from 0), the input x of its attention, and the other inputs of its attention.
 VisitInput = Callable[[int, Tensor, AttentionInputs], None]
@@ -65,13 +68,14 @@ class StackSpec:
 
     @property
     def reads_distances(self) -> bool:
-        """Whether attention depends on the distance between tokens, which a gap between them would change."""
+        """Whether attention depends on the tokens' places in a sequence, which a gap between them would change."""
         return (
             self.relative_bias is not None
             or self.relative_positions is not None
             or self.convolution is not None
             or any(spec is not None for spec in self.rotary)
             or any(spec.attention.window != (-1, -1) for spec in self.layers)
+            or any(spec.attention.block_size for spec in self.layers)
         )
 
     @property
@@ -96,6 +100,10 @@ class StackLayer(Protocol):
 
     def adapted(self) -> LayerAdaptation | None:
         """What is added to the layer, or None."""
+        ...
+
+    def draws_blocks(self) -> bool:
+        """Whether a call draws the random blocks of block-sparse attention, as in training."""
         ...
 
     def __call__(
@@ -141,6 +149,7 @@ def run_stack(
     visit_input: VisitInput | None = None,
     source: Source | None = None,
     caches: Sequence[LayerCache] | None = None,
+    padded_length: int | None = None,
     global_tokens: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
@@ -152,12 +161,14 @@ def run_stack(
         visit_input: called before each layer.
         source: what a decoder's layers attend to.
         caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
+        padded_length: the length of the padded batch up to which blocks count, see :func:`fastenc.nn.block_plan`.
         global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
+    sequences = (cu_seqlens, max_seqlen)
     inputs = attention_inputs(
-        x, cu_seqlens, max_seqlen, spec, modules, source, caches, global_tokens
+        x, *sequences, spec, modules, source, caches, padded_length, global_tokens
     )
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
@@ -198,6 +209,7 @@ def attention_inputs(
     modules: StackModules,
     source: Source | None = None,
     caches: Sequence[LayerCache] | None = None,
+    padded_length: int | None = None,
     global_tokens: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
@@ -208,6 +220,7 @@ def attention_inputs(
     positions = None
     if spec.relative_positions is not None and modules.position_table is not None:
         positions = relative_positions(modules.position_table, spec.relative_positions, max_seqlen)
+    plan = _block_plans(x, cu_seqlens, max_seqlen, spec, modules, padded_length)
     rows = table_rows(spec.max_positions, max_seqlen)
     tables = {
         rotary: rotary_table(rotary, rows, x.device)
@@ -227,12 +240,39 @@ def attention_inputs(
             table,
             bias(number),
             positions,
+            plan(number),
             bounds,
             blocks,
             source,
             caches[number] if caches else None,
             global_tokens if attention.global_attention else None,
         )
+
+    return of_layer
+
+
+def _block_plans(
+    x: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    spec: StackSpec,
+    modules: StackModules,
+    padded_length: int | None,
+) -> Callable[[int], BlockPlan | None]:
+    """A function from a layer's number to its plan of blocks. Layers that draw no blocks share the plan."""
+    shared: dict[AttentionSpec, BlockPlan | None] = {}
+
+    def of_layer(number: int) -> BlockPlan | None:
+        attention = spec.layers[number].attention
+        if not attention.block_size:
+            return None
+        batch = (attention, cu_seqlens, x.shape[0], max_seqlen)
+        if modules.layers[spec.module_of_layer[number]].draws_blocks():
+            drawn = draw_random_blocks(number, attention, spec.max_positions, x.device)
+            return block_plan(*batch, drawn, padded_length)
+        if attention not in shared:
+            shared[attention] = block_plan(*batch, None, padded_length)
+        return shared[attention]
 
     return of_layer
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast
 
 from fastenc.data import doc_sentence_blocks, full_sentence_blocks, segment_pairs
 from fastenc.models.heads.masked_lm import MaskedLM
+from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import ModelArguments
 
@@ -44,9 +45,15 @@ class Objective:
         model: class of the model. Its forward takes the collator's dictionary as arguments and returns an output with
             the loss and its terms.
         packings: the packings that the objective accepts, names in ``PACKINGS``; the first is the default.
-        collator: function of (tokenizer, examples, seed, **options of ``MlmCollator``) that returns the collator.
-            ``examples`` are all examples of the data set.
+        collator: function of (tokenizer, examples, seed, **options) that returns the collator. ``examples`` are all
+            examples of the data set. For an encoder-decoder it also takes ``start_id``, the decoder's first token.
         family: architecture family of a model with random weights.
+        tokenizer: kind of the tokenizer that is trained for such a model, of ``fastenc.data.tokenizer_training.KINDS``.
+        options: names of the fields of ``ObjectiveOptions`` that the collator takes. Of "replacement", it also takes
+            ``unigram_counts``.
+        text_length: function of (number of tokens that a sequence has room for, **options) that returns the largest
+            number of tokens of a text, special tokens excluded both times. It is larger where a sequence holds only a
+            part of the text. None: the same number.
         student: function of (teacher, number of layers) that returns the model, for an objective with a teacher; None
             for the others. The model's ``from_pretrained`` then also takes ``teacher``.
     """
@@ -55,4 +62,12 @@ class Objective:
     packings: tuple[str, ...]
     collator: Callable[..., Collator]
     family: str = "bert"
+    tokenizer: str = "wordpiece"
+    options: tuple[str, ...] = ("probability", "replacement", "whole_word", "static")
+    text_length: Callable[..., int] | None = None
     student: Callable[[MaskedLM, int], PretrainedModel] | None = None
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return issubclass(self.model, Seq2Seq)

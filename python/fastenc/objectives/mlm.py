@@ -66,6 +66,7 @@ class MlmCollator:
         self.probability, self.static, self.seed = probability, static, seed
         self.mask_share, self.random_share = mask_share, random_share
         self.special = special_tokens(tokenizer)
+        self.mask_id = self.special.mask
         cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
         self.is_special = special_mask(tokenizer)
         self._cumulative = (
@@ -127,7 +128,7 @@ class MlmCollator:
         random_ids = torch.searchsorted(self._cumulative, token_samples, right=True)
         becomes_mask = action_samples < self.mask_share
         becomes_random = ~becomes_mask & (action_samples < self.mask_share + self.random_share)
-        corrupted = torch.where(selected & becomes_mask, self.special.mask, ids)
+        corrupted = torch.where(selected & becomes_mask, self.mask_id, ids)
         return torch.where(selected & becomes_random, random_ids, corrupted)
 
 

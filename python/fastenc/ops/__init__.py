@@ -3,6 +3,7 @@
 from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.bias_glu import bias_glu
+from fastenc.ops.block_sparse_attention import block_sparse_attention
 from fastenc.ops.crf import (
     crf_decode,
     crf_decode_nbest,
@@ -27,6 +28,7 @@ __all__ = [
     "attention",
     "bias_gelu",
     "bias_glu",
+    "block_sparse_attention",
     "crf_decode",
     "crf_decode_nbest",
     "crf_log_likelihood",

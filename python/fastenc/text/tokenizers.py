@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 
-# (pad, unk, cls, sep, mask)
+# (pad, unk, cls, sep, mask); T5 has neither cls nor mask.
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+T5_TOKENS = ("<pad>", "<unk>", None, "</s>", None)
+# Of ALBERT's and BigBird's SentencePiece models.
+ALBERT_TOKENS = (*ROBERTA_TOKENS[:2], *BERT_TOKENS[2:])
+SENTINEL = "<extra_id_{}>"
 
 
 class EncodingLike(Protocol):
@@ -69,6 +73,8 @@ class TokenizerLike(Protocol):
         add_special_tokens: bool = True,
     ) -> EncodingLike: ...
 
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
     def encode_batch(
         self,
         input: Sequence[str] | Sequence[Sequence[str]] | Sequence[tuple[str, str]],
@@ -105,14 +111,31 @@ class TokenizerLike(Protocol):
 
 
 class SpecialTokens(NamedTuple):
-    """Ids of the special tokens by role; ``all``: the ids of all special tokens, also those without a role."""
+    """Ids of the special tokens by role.
+
+    Fields:
+        begin: the token that a text begins with, [CLS] or <s>; empty for T5's tokenizers, which have none.
+        sep: the token that a text ends with.
+        masks: the mask token; empty for a tokenizer without one.
+        all: the ids of all special tokens, also those without a role.
+    """
 
     pad: int
     unk: int
-    cls: int
+    begin: tuple[int, ...]
     sep: int
-    mask: int
+    masks: tuple[int, ...]
     all: frozenset[int]
+
+    @property
+    def cls(self) -> int:
+        """The token that a text begins with. Raises: ValueError if there is none."""
+        return _only(self.begin, "<s>")
+
+    @property
+    def mask(self) -> int:
+        """The mask token. Raises: ValueError if there is none."""
+        return _only(self.masks, "<mask>")
 
 
 def load_tokenizer(folder: str | Path) -> TokenizerLike:
@@ -142,11 +165,13 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
     names = _role_names(tokenizer)
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    if names is T5_TOKENS:
+        roles = ("pad_token", "unk_token", "", "eos_token", "")
     inputs = ["input_ids", "attention_mask"]
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict(zip(roles, names, strict=True)),
-        "model_input_names": [*inputs, "token_type_ids"] if names is BERT_TOKENS else inputs,
+        **{role: name for role, name in zip(roles, names, strict=True) if name is not None},
+        "model_input_names": [*inputs, "token_type_ids"] if BERT_TOKENS[2] in names else inputs,
     }
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
@@ -159,22 +184,56 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
 
 
 def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
-    """The special tokens of a BERT-like ([CLS]) or RoBERTa-like (<s>) tokenizer.
+    """The special tokens of a BERT-like ([CLS]), RoBERTa-like (<s>) or T5-like (neither) tokenizer, or of ALBERT's or
+    BigBird's.
 
     Raises: ValueError naming the token that is missing.
     """
-    names = _role_names(tokenizer)
-    numbers = [tokenizer.token_to_id(name) for name in names]
-    if None in numbers:
-        raise ValueError(
-            f"the tokenizer has no token {names[numbers.index(None)]!r}, which masked-LM data needs: "
-            "use one with BERT's or RoBERTa's special tokens"
-        )
-    ids = [number for number in numbers if number is not None]
+    ids: list[tuple[int, ...]] = [
+        () if name is None else (_only(_ids_of(tokenizer, name), name),)
+        for name in _role_names(tokenizer)
+    ]
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
-    pad, unk, cls, sep, mask = ids
-    return SpecialTokens(pad, unk, cls, sep, mask, frozenset(special | set(ids)))
+    (pad,), (unk,), begin, (sep,), masks = ids
+    return SpecialTokens(pad, unk, begin, sep, masks, frozenset(special.union(*ids)))
+
+
+def sentinel_ids(tokenizer: TokenizerLike) -> list[int]:
+    """Ids of T5's sentinels <extra_id_0>, <extra_id_1>, … as far as the tokenizer has them.
+
+    Raises: ValueError if it has none.
+    """
+    ids: list[int] = []
+    for number in count():
+        name = SENTINEL.format(number)
+        # In mT5's vocabulary a sentinel is a piece that begins a word.
+        known = _ids_of(tokenizer, name) or _ids_of(tokenizer, f"▁{name}")
+        if not known:
+            break
+        ids += known
+    if not ids:
+        raise ValueError(
+            f"the tokenizer must have T5's sentinels {SENTINEL.format(0)}, {SENTINEL.format(1)}, …, got none: take a "
+            "tokenizer of T5, or train one with kind t5"
+        )
+    return ids
+
+
+def _ids_of(tokenizer: TokenizerLike, name: str) -> tuple[int, ...]:
+    """The id of a token; empty if the tokenizer does not have it."""
+    number = tokenizer.token_to_id(name)
+    return () if number is None else (number,)
+
+
+def _only(ids: tuple[int, ...], name: str) -> int:
+    """The id. Raises: ValueError naming the token if there is none."""
+    if not ids:
+        raise ValueError(
+            f"the tokenizer has no token {name!r}, which these data need: use one with BERT's or RoBERTa's special "
+            "tokens"
+        )
+    return ids[0]
 
 
 def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
@@ -211,5 +270,8 @@ def ids_and_starts(encoding: EncodingLike, count: int, unknown: int) -> tuple[li
     return ids, [*starts, len(ids)]
 
 
-def _role_names(tokenizer: TokenizerLike) -> tuple[str, ...]:
-    return BERT_TOKENS if tokenizer.token_to_id(BERT_TOKENS[2]) is not None else ROBERTA_TOKENS
+def _role_names(tokenizer: TokenizerLike) -> tuple[str | None, ...]:
+    has = lambda name: tokenizer.token_to_id(name) is not None
+    if has("[CLS]"):
+        return ALBERT_TOKENS if has("<pad>") and not has("[PAD]") else BERT_TOKENS
+    return T5_TOKENS if has("</s>") and not has("<s>") else ROBERTA_TOKENS

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ import torch
 from fastenc._base.extras import require
 from fastenc._base.options import documented, option
 from fastenc.data import TokenStore, train_tokenizer
+from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import ALPHA
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
 from fastenc.data.tokenizer_training import KINDS
-from fastenc.models import EncoderConfig
+from fastenc.models import EncoderConfig, Seq2Seq
 from fastenc.models.architectures import ARCHITECTURES, architecture_named
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import (
@@ -35,10 +37,15 @@ from fastenc.train.processes import on_main_process
 
 # Width of an attention head of a new model if the number of heads is not given.
 HEAD_WIDTH = 32
-# A new model may have one of these families: those with a masked-LM head.
-FAMILIES = tuple(
-    name for name, architecture in ARCHITECTURES.items() if architecture.lm_head is not None
-)
+
+
+def families_of(objective: Objective) -> tuple[str, ...]:
+    """The families that a new model can have: those with a decoder, or with a masked-LM head."""
+    fits = lambda each: each.has_decoder if objective.has_decoder else each.lm_head is not None
+    return tuple(name for name, architecture in ARCHITECTURES.items() if fits(architecture))
+
+
+FAMILIES = tuple(dict.fromkeys(chain.from_iterable(map(families_of, OBJECTIVES.values()))))
 
 
 @documented
@@ -63,17 +70,32 @@ class PretrainConfig(TrainConfig):
 class ObjectiveOptions:
     """What a model is trained to predict, and how texts become training examples.
 
-    Raises: ValueError for an unknown objective, or a packing that the objective does not accept.
+    Raises: ValueError for an unknown objective, and for a packing or another option that the objective does not take.
     """
 
     objective: str = option("mlm", f"What the model learns to predict: {', '.join(OBJECTIVES)}.")
     packing: str | None = option(
         None,
         f"How texts are packed into sequences: {', '.join(PACKINGS)}. Default: segment-pairs for mlm+nsp and mlm+sop, "
-        "else full-sentences.",
+        "doc-sentences for denoise, else full-sentences.",
     )
-    block_size: int = option(512, "Largest number of tokens in a training sequence.")
-    probability: float = option(0.15, "Share of the tokens to predict.")
+    block_size: int = option(
+        512,
+        "Largest number of tokens in a training sequence; of an encoder-decoder, on either side.",
+    )
+    probability: float = option(
+        0.15, "Share of the tokens to predict. Not for ul2, and not for denoise."
+    )
+    mean_span: float = option(
+        3.0, "Mean number of tokens in a corrupted span, for span-corruption and denoise."
+    )
+    infilling: float = option(
+        0.3, "For denoise: share of tokens in spans, each of which becomes one mask token."
+    )
+    permute_sentences: bool = option(True, "For denoise: put sentences in random order.")
+    rotation: bool = option(False, "For denoise: let a text begin with a random token.")
+    token_masking: float = option(0.0, "For denoise: share of tokens that become the mask token.")
+    token_deletion: float = option(0.0, "For denoise: share of tokens that are deleted.")
     replacement: str = option(
         "uniform",
         "Distribution of the random tokens that replace some selected tokens: uniform, or unigram (by frequency).",
@@ -97,18 +119,50 @@ class ObjectiveOptions:
             raise ValueError(
                 f"packing must be one of {', '.join(known)} for {self.objective}, got {self.packing}"
             )
+        for field in fields(self):
+            takers = [name for name, each in OBJECTIVES.items() if field.name in each.options]
+            if (
+                takers
+                and self.objective not in takers
+                and getattr(self, field.name) != field.default
+            ):
+                raise ValueError(
+                    f"{field.name} is an option of {', '.join(takers)}, got {getattr(self, field.name)} for "
+                    f"{self.objective}: leave it out"
+                )
 
     @property
     def definition(self) -> Objective:
         """The objective's model, collator and packings."""
         return OBJECTIVES[self.objective]
 
+    def text_size(self, tokenizer: TokenizerLike) -> int:
+        """Largest number of tokens of a text before it is corrupted, special tokens included.
+
+        It is larger than ``block_size`` where a sequence holds only a part of the text: 569 of T5's tokens become a
+        source of 512 and a target of 114.
+        """
+        length, added = self.definition.text_length, len(special_tokens(tokenizer).begin) + 1
+        check_block_size(self.block_size)
+        if length is None:
+            return self.block_size
+        return length(self.block_size - added, **self._given()) + added
+
     def pack(self, documents: Sequence[str], tokenizer: TokenizerLike) -> list[Any]:
         """The training examples of documents."""
-        return PACKINGS[str(self.packing)](documents, tokenizer, self.block_size)
+        return PACKINGS[str(self.packing)](documents, tokenizer, self.text_size(tokenizer))
+
+    def _given(self) -> dict[str, Any]:
+        """The options of the objective."""
+        return {name: getattr(self, name) for name in self.definition.options}
 
     def collator(
-        self, tokenizer: TokenizerLike, examples: Sequence[Any], seed: int, counts: Any = None
+        self,
+        tokenizer: TokenizerLike,
+        examples: Sequence[Any],
+        seed: int,
+        counts: Any = None,
+        start_id: int | None = None,
     ) -> Collator:
         """The collator of the objective.
 
@@ -117,19 +171,16 @@ class ObjectiveOptions:
             seed: seed of the collator's random numbers.
             counts: (vocabulary,) number of occurrences of each token, for replacement="unigram"; None: they are counted
                 in the examples.
+            start_id: first token of an encoder-decoder's decoder.
         """
         if self.replacement == "unigram" and counts is None:
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
-        return self.definition.collator(
-            tokenizer,
-            examples,
-            seed,
-            probability=self.probability,
-            replacement=self.replacement,
-            unigram_counts=counts,
-            whole_word=self.whole_word,
-            static=self.static,
-        )
+        options = self._given()
+        if "replacement" in options:
+            options["unigram_counts"] = counts
+        if self.definition.has_decoder:
+            options["start_id"] = start_id
+        return self.definition.collator(tokenizer, examples, seed, **options)
 
 
 @documented
@@ -137,13 +188,14 @@ class ObjectiveOptions:
 class NewModel:
     """A model with random weights, and the tokenizer that is trained for it.
 
-    Raises: ValueError if ``heads`` does not divide ``hidden``, and for a family without a masked-LM head.
+    Raises: ValueError if ``heads`` does not divide ``hidden``, and for a family without a masked-LM head and without a
+        decoder.
     """
 
-    tokenizer: str = option(
-        "wordpiece",
+    tokenizer: str | None = option(
+        None,
         f"Kind of tokenizer to train ({', '.join(KINDS)}), or a folder with a tokenizer.json. A store already has a "
-        "tokenizer.",
+        "tokenizer. Default: t5 for span-corruption and ul2, bpe for denoise, else wordpiece.",
     )
     vocab_size: int = option(16000, "Vocabulary size of the tokenizer that is trained.")
     lowercase: bool | None = option(
@@ -152,9 +204,12 @@ class NewModel:
     )
     family: str | None = option(
         None,
-        f"Architecture: {', '.join(FAMILIES)}. Default: electra for --objective electra, else bert.",
+        f"Architecture: {', '.join(FAMILIES)}. Default: electra for --objective electra, t5 for span-corruption and "
+        "ul2, bart for denoise, else bert.",
     )
-    layers: int = option(6, "Number of layers of a new model.")
+    layers: int = option(
+        6, "Number of layers of a new model; of an encoder-decoder, of either part."
+    )
     hidden: int = option(384, "Width of a new model.")
     heads: int | None = option(
         None,
@@ -180,7 +235,9 @@ class NewModel:
         f"Default: {SHARED}.",
     )
     dropout: float = option(0.1, "Dropout probability of a new model, also in attention.")
-    norm_eps: float = option(1e-12, "Epsilon of a new model's LayerNorms.")
+    norm_eps: float | None = option(
+        None, "Epsilon of a new model's norms. Default: the family's, such as 1e-12 for BERT."
+    )
 
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.layers < 1:
@@ -191,7 +248,7 @@ class NewModel:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0 <= self.norm_eps < math.inf:
+        if self.norm_eps is not None and not 0 <= self.norm_eps < math.inf:
             raise ValueError(f"norm_eps must be a finite number of at least 0, got {self.norm_eps}")
         if self.heads is not None and (self.heads < 1 or self.hidden % self.heads):
             raise ValueError(
@@ -206,13 +263,16 @@ class NewModel:
         most = max(1, self.hidden // HEAD_WIDTH)
         return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
 
-    def make_tokenizer(self, documents: Sequence[str]) -> TokenizerLike:
+    def make_tokenizer(
+        self, documents: Sequence[str], objective: Objective = OBJECTIVES["mlm"]
+    ) -> TokenizerLike:
         """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
-        if self.tokenizer not in KINDS:
-            return load_tokenizer(self.tokenizer)
+        kind = self.tokenizer or objective.tokenizer
+        if kind not in KINDS:
+            return load_tokenizer(kind)
         # Only the main process trains it, because Unigram's training is not deterministic.
         trained = lambda: train_tokenizer(
-            documents, kind=self.tokenizer, vocab_size=self.vocab_size, lowercase=self.lowercase
+            documents, kind=kind, vocab_size=self.vocab_size, lowercase=self.lowercase
         ).to_str()
         return require("tokenizers", extra="models").Tokenizer.from_str(on_main_process(trained))
 
@@ -225,12 +285,14 @@ class NewModel:
         special = special_tokens(tokenizer)
         model = self.build(options.definition, tokenizer.get_vocab_size(), special.pad, positions)
         # Under both pairs of names, because some of transformers' classes read one and some the other.
-        model.config.extra.update(
-            cls_token_id=special.cls,
-            sep_token_id=special.sep,
-            bos_token_id=special.cls,
-            eos_token_id=special.sep,
-        )
+        ends = {"sep_token_id": special.sep, "eos_token_id": special.sep}
+        for begin in special.begin:
+            ends |= {"cls_token_id": begin, "bos_token_id": begin}
+        if isinstance(model, Seq2Seq) and model.decoder_start_token_id is not None:
+            # T5's decoder starts with the padding token, BART's with the end token.
+            starts_with_end = model.decoder_start_token_id == model.config.architecture.eos_token_id
+            ends["decoder_start_token_id"] = special.sep if starts_with_end else special.pad
+        model.config.extra.update(ends)
         model.tokenizer = tokenizer
         return model
 
@@ -242,8 +304,13 @@ class NewModel:
         Args:
             pad_token_id: id of the padding token.
             positions: number of position embeddings.
-        Raises: ValueError for ``embedding_size`` or an option of the generator with a model that does not have it.
+        Raises: ValueError for a family that the objective's model cannot have, and for ``embedding_size`` or an option
+            of the generator with a model that does not have it.
         """
+        if self.family not in (None, *(known := families_of(objective))):
+            raise ValueError(
+                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
+            )
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
@@ -268,10 +335,10 @@ class NewModel:
             max_positions=positions,
             position_offset=family.padding_row(pad_token_id) + 1
             if family.positions_after_padding
-            else 0,
+            else new.get("position_offset", 0),
             type_vocab_size=new.get("type_vocab_size", 2),
             activation=new.get("activation", "gelu"),
-            eps=self.norm_eps,
+            eps=new.get("eps", 1e-12) if self.norm_eps is None else self.norm_eps,
             hidden_dropout_p=self.dropout,
             attention_dropout_p=self.dropout,
             pad_token_id=pad_token_id,
@@ -313,6 +380,11 @@ def objective_trainer(
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError("the model must have a tokenizer, got none: set model.tokenizer")
+    if not isinstance(model, options.definition.model):
+        raise ValueError(
+            f"{options.objective} trains a {options.definition.model.__name__}, got a {type(model).__name__}: load the "
+            f"checkpoint with {options.definition.model.__name__}, or choose another objective"
+        )
     if options.block_size > model.config.max_positions:
         raise ValueError(
             f"block_size must be at most {model.config.max_positions}, the model's number of positions, got "
@@ -327,7 +399,7 @@ def objective_trainer(
     examples: Sequence[Any]
     held_out: Sequence[Any]
     if isinstance(train, TokenStore):
-        store, key = train, (str(options.packing), options.block_size, config.seed)
+        store, key = train, (str(options.packing), options.text_size(tokenizer), config.seed)
         on_main_process(lambda: store.pack(*key))
         stored = store.examples(*key)
         examples, lengths, groups = stored, stored.lengths, stored.groups(options.alpha)
@@ -349,13 +421,14 @@ def objective_trainer(
         texts = tokens_checksum(map(token_ids, examples))
         if options.replacement == "unigram":
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
-    held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts)
+    start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
+    held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
     return Trainer(
         model,
         config,
         examples,
         lengths,
-        options.collator(tokenizer, examples, config.seed, counts),
+        options.collator(tokenizer, examples, config.seed, counts, start_id),
         groups=groups,
         evaluate=lambda m: evaluate_objective(m, held_out, held_out_collator),
         settings={

@@ -159,6 +159,7 @@ def run(
         batch.max_seqlen,
         live.stack,
         modules,
+        padded_length=inputs.shape[1],
         global_tokens=_global_tokens(batch, live, arguments, metadata),
     )
     for number, state in enumerate(states):

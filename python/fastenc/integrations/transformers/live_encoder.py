@@ -135,6 +135,9 @@ class LiveLayer:
     def dropout(self) -> LayerDropout:
         return self.dropouts
 
+    def draws_blocks(self) -> bool:
+        return self.module.training
+
     def recomputes(self) -> bool:
         """Whether the backward computes the layer again (gradient checkpointing)."""
         return self.module.training and getattr(self.module, "gradient_checkpointing", False)
@@ -234,9 +237,15 @@ class LiveEncoder:
     """
 
     def __init__(self, model: "PreTrainedModel"):
-        self.config = EncoderConfig.from_hf(model.config.to_dict())
+        self.frozen = FrozenWeights()
+        self.output_class = output_class(model)
+        self._describe(model)
+
+    def _describe(self, model: "PreTrainedModel") -> None:
+        self._changes = ARCHITECTURES[model.config.model_type].live_changes(model)
+        self.config = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
         architecture = self.config.architecture
-        self._expected = new_of_same_class(model)
+        self._expected = new_of_same_class(model, self._changes)
         self._take_constants(model)
         self.stack = architecture.stack(self.config)
         self.embeddings = EmbeddingSpec(
@@ -246,7 +255,6 @@ class LiveEncoder:
             architecture.drops_before_embedding_norm(self.config),
             architecture.masked_embedding(self.config),
         )
-        self.frozen = FrozenWeights()
         self._names = {
             ours: _several(theirs) for ours, theirs in architecture.names(self.config).items()
         }
@@ -261,7 +269,6 @@ class LiveEncoder:
             frozenset(path for paths in linears for path in paths),
             frozenset(self._dropouts.values()),
         )
-        self.output_class = output_class(model)
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     def _take_constants(self, model: "PreTrainedModel") -> None:
@@ -283,6 +290,8 @@ class LiveEncoder:
 
     def read(self, model: "PreTrainedModel") -> Reading:
         """Read the model. The last reading is returned if the model has not changed since."""
+        if self.architecture.live_changes(model) != self._changes:
+            self._describe(model)
         last, values = self._last, vars(model.config)
         if last is not None and last[1] == values and last[0].is_current():
             return last[2]
@@ -294,20 +303,19 @@ class LiveEncoder:
         return reading
 
     def _configuration_difference(self, model: "PreTrainedModel") -> str | None:
-        """How the attention windows in the configuration have changed, or None.
+        """How the attention windows and blocks in the configuration have changed, or None.
 
         transformers reads them in each call. The other values are read only when a model is built.
         """
         try:
-            now = EncoderConfig.from_hf(model.config.to_dict())
-            windows = [
-                self.architecture.layer(now, i).attention.window
-                for i in range(len(self.stack.layers))
-            ]
+            now = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
+            numbers = range(len(self.stack.layers))
+            seen = [_reach(self.architecture.layer(now, i)) for i in numbers]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
-        same = windows == [spec.attention.window for spec in self.stack.layers]
-        return None if same else "its configuration names other windows"
+        if seen == [*map(_reach, self.stack.layers)]:
+            return None
+        return "its configuration names other windows or blocks"
 
     def _read_modules(self, model: "PreTrainedModel") -> Reading:
         """The reading of a model that has the modules of its class."""
@@ -459,6 +467,11 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _reach(spec: LayerSpec) -> tuple[object, ...]:
+    """What tokens of a layer see."""
+    return spec.attention.window, spec.attention.block_size, spec.attention.random_blocks
 
 
 def _parameters(linear: Any) -> tuple[Any, Tensor | None]:

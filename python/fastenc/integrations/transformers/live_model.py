@@ -8,7 +8,7 @@ check that nothing has changed since then, which takes microseconds.
 import copy
 import inspect
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,11 +48,17 @@ class _WithoutParameters(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def new_of_same_class(model: "PreTrainedModel") -> Any:
-    """A new model of the same class and configuration, without memory for the parameters."""
+def new_of_same_class(model: "PreTrainedModel", changes: Mapping[str, Any] | None = None) -> Any:
+    """A new model of the same class and configuration, without memory for the parameters.
+
+    Args: changes: values of the configuration that differ from the model's.
+    """
+    config = copy.deepcopy(model.config)
+    for name, value in (changes or {}).items():
+        setattr(config, name, value)
     # On the CPU, even if the caller has set another default device.
     with torch.device("cpu"), _WithoutParameters():
-        return _new(model, copy.deepcopy(model.config))
+        return _new(model, config)
 
 
 def output_class(model: "PreTrainedModel") -> type:

@@ -21,7 +21,7 @@ from fastenc.nn.embeddings import embed, normalised_words
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
-from fastenc.nn.stack import StackModules
+from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch
 from fastenc.text.tokenizers import TokenizerLike, save_tokenizer
 
@@ -43,7 +43,7 @@ class PatchedEncoder(Encoder):
     ):
         nn.Module.__init__(self)
         self.model, self.live, self.tokenizer = model, live, tokenizer
-        self.config, self.stack, self.frozen = live.config, live.stack, live.frozen
+        self.config, self.frozen = live.config, live.frozen
         self.mix, self.sentence, self.adapted = None, None, AdaptationState()
         self.task_options = {}
         self.base = getattr(model.config, "name_or_path", None) or None
@@ -57,6 +57,10 @@ class PatchedEncoder(Encoder):
     @training.setter
     def training(self, mode: bool) -> None:
         """The mode is the model's: ``train`` and ``eval`` set it there."""
+
+    @property
+    def stack(self) -> StackSpec:  # type: ignore[override]
+        return self.live.stack
 
     @property
     def embeddings(self) -> "LiveEmbeddings":  # type: ignore[override]

@@ -273,6 +273,7 @@ def _read(
     """(None, the reading of the encoder), or (why it must take its own forward, None)."""
     reason = base_model.arguments_reason(encoder, live, arguments, metadata)
     if reason is None:
+        live.architecture.follow_live(encoder, base_model.inputs_of(arguments).shape[1])
         reading = live.read(encoder)
         reason = base_model.model_reason(reading)
     return (None, reading) if reason is None else (reason, None)

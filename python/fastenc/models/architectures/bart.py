@@ -78,7 +78,12 @@ class Bart(Architecture):
                 )
 
     def write(self, config) -> dict[str, Any]:
-        return super().write(config) | {"max_position_embeddings": config.max_positions}
+        # What is missing, transformers would take from BART-large.
+        decoder = {
+            theirs: config.extra.get(theirs, getattr(config, ours))
+            for ours, theirs in DECODER_SIZES.items()
+        }
+        return super().write(config) | decoder | {"max_position_embeddings": config.max_positions}
 
     def layer(self, config, number: int) -> LayerSpec:
         return replace(super().layer(config, number), pre_norm=self.pre_norm)

@@ -343,6 +343,13 @@ class Architecture:
         """The result of a live base model's pooler for hidden states (batch, length, hidden_size)."""
         return model.pooler(hidden)
 
+    def live_changes(self, model: Any) -> dict[str, Any]:
+        """Values of a live model's configuration that its forward changes in the model, as they are there now."""
+        return {}
+
+    def follow_live(self, model: Any, length: int) -> None:
+        """Change a live model as its own forward does in a call with a padded batch of this length."""
+
     def head(self, config: EncoderConfig, spec: HeadSpec) -> HeadSpec:
         """A head with the values that the configuration sets."""
         return spec

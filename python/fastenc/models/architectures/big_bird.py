@@ -1,12 +1,18 @@
 """BigBird: BERT for long texts. Source: Zaheer et al. 2020, arXiv:2007.14062."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from fastenc.models.architectures.base import Biases, HeadSpec, Names
 from fastenc.models.architectures.bert import Bert
-from fastenc.models.architectures.values import ID, SWITCH, one_of
+from fastenc.models.architectures.values import AT_LEAST_0, COUNT, ID, SWITCH, one_of
+from fastenc.nn.block_plan import FIXED
+from fastenc.nn.layer_spec import LayerSpec
+
+FULL, SPARSE = "original_full", "block_sparse"
 
 
 class BigBird(Bert):
@@ -31,15 +37,26 @@ class BigBird(Bert):
         dropout_after=False,
     )
     rules = {
-        "attention_type": one_of(("original_full", "block_sparse")),
+        "attention_type": one_of((FULL, SPARSE)),
+        "block_size": COUNT,
+        "num_random_blocks": AT_LEAST_0,
         "use_bias": SWITCH,
         "rescale_embeddings": SWITCH,
         "sep_token_id": ID,
     }
-    supported = {**Bert.supported, "attention_type": "original_full"}
 
     def new_extra(self, max_positions: int) -> dict[str, Any]:
-        return {"attention_type": "original_full"}
+        return {"attention_type": SPARSE, "block_size": 64, "num_random_blocks": 3}
+
+    def layer(self, config, number: int) -> LayerSpec:
+        plain, extra = super().layer(config, number), config.extra
+        if extra.get("attention_type", SPARSE) == FULL:
+            return plain
+        blocks = {
+            "block_size": extra.get("block_size", 64),
+            "random_blocks": extra.get("num_random_blocks", 3),
+        }
+        return replace(plain, attention=replace(plain.attention, **blocks))
 
     def biases(self, config) -> Biases:
         return Biases(qkv=bool(config.extra.get("use_bias", True)))
@@ -53,9 +70,31 @@ class BigBird(Bert):
     def question_end(self, config) -> int:
         return config.extra.get("sep_token_id", 66)  # transformers' default
 
+    def live_changes(self, model: Any) -> dict[str, Any]:
+        return {"attention_type": model.attention_type}
+
+    def follow_live(self, model: Any, length: int) -> None:
+        config = model.config
+        longest = (FIXED + 2 * config.num_random_blocks) * config.block_size
+        if model.attention_type == SPARSE and length <= longest:
+            logging.getLogger(type(model).__module__).warning(
+                "A batch has %d tokens, and block-sparse attention begins above %d: changing attention type to "
+                "'original_full', for later batches too",
+                length,
+                longest,
+            )
+            model.set_attention_type(FULL)
+
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
         # In transformers this pooler is a linear layer without slicing and activation.
         return model.activation(model.pooler(hidden[:, 0]))
+
+    def dropout_names(self, config) -> dict[str, str]:
+        names = super().dropout_names(config)
+        if config.extra.get("attention_type", SPARSE) == FULL:
+            return names
+        # The modules of block-sparse attention have no dropout.
+        return {name: path for name, path in names.items() if not name.endswith(".attention")}
 
     def names(self, config) -> Names:
         return {**super().names(config), "pooler": "pooler"}

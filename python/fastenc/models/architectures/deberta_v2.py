@@ -235,6 +235,8 @@ class DebertaV2(Architecture):
             "embeddings.projection": "embeddings.embed_proj",
             **in_layers(config.num_layers, "encoder.layer.{i}", self._layer_names(config)),
         }
+        if not self.position_table(config):
+            names["mask_positions"] = names.pop("embeddings.position")
         positions = self.position_modules(config)
         if positions.rows:
             names["relative_positions"] = "encoder.rel_embeddings"

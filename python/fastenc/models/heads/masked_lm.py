@@ -1,21 +1,25 @@
 """The masked-LM model: an encoder and a head that computes logits for the labelled tokens only."""
 
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import EncoderOutput, encoder_under_head
+from fastenc.models.encoder import EncoderLayer, EncoderOutput, encoder_under_head
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.embeddings import make_norm
-from fastenc.nn.layer import activate_plain
-from fastenc.nn.layer_spec import NormSpec
+from fastenc.nn.layer import activate_plain, run_with_queries
+from fastenc.nn.layer_call import LayerCall
+from fastenc.nn.layer_spec import AttentionInputs, LayerState, NormSpec
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import select_labelled
 from fastenc.packing import PackedBatch
+
+MASK_DECODER = "mask_decoder"  # key in config.json
 
 
 class LabelledRows(NamedTuple):
@@ -77,17 +81,45 @@ class MaskedLMHead(nn.Module):
 class MaskedLM(PretrainedModel):
     """Predicts tokens from the context on both sides: the model of masked-LM pretraining.
 
-    Source: Devlin et al. 2018, arXiv:1810.04805.
+    With ``mask_decoder``, the head reads DeBERTa's enhanced mask decoder, in which absolute positions P take part:
+
+        z_0 = H + P,  z_{i+1} = Layer_L(queries and residual z_i, keys and values H),  the head reads z_2
+
+    H is the input of the last layer, Layer_L. transformers does not compute it, although the heads of the published
+    checkpoints were trained with it.
+
+    Args:
+        mask_decoder: whether to decode so; None: as the configuration says. The checkpoint must have position
+            embeddings that the encoder does not read.
+    Raises: ValueError for ``mask_decoder`` with a family or a configuration that does not have it.
+    Source: Devlin et al. 2018, arXiv:1810.04805; He et al. 2020, arXiv:2006.03654, section 3.2, and
+        github.com/microsoft/DeBERTa, masked_language_model.py, for the decoder.
     """
 
     architecture = "ForMaskedLM"
     has_pooler: ClassVar[bool] = False
     loss_ignores_padding = True
 
-    def __init__(self, config: EncoderConfig):
+    def __init__(self, config: EncoderConfig, *, mask_decoder: bool | None = None):
+        if mask_decoder is not None:
+            config = config.replace(extra={**config.extra, MASK_DECODER: mask_decoder})
         super().__init__(config)
         self.encoder = encoder_under_head(config, self.has_pooler)
         self.head = MaskedLMHead(config)
+        self.mask_positions: nn.Embedding | None = None
+        if config.extra.get(MASK_DECODER):
+            if "mask_positions" not in config.architecture.names(config):
+                raise ValueError(
+                    "mask_decoder is for a DeBERTa whose encoder reads no position embeddings (position_biased_input: "
+                    f"false), got family {config.family!r}: leave it out"
+                )
+            if config.embedding_size != config.hidden_size:
+                raise ValueError(
+                    f"mask_decoder needs embeddings of the layers' width {config.hidden_size}, got "
+                    f"{config.embedding_size}: leave it out"
+                )
+            self.mask_positions = nn.Embedding(config.max_positions, config.hidden_size)
+            self.init_weights(self.mask_positions, "position")
         self.init_modules(self.head)
 
     def forward(
@@ -111,8 +143,44 @@ class MaskedLM(PretrainedModel):
     def encode(self, batch: PackedBatch) -> tuple[EncoderOutput, Tensor]:
         """(the encoder's output, the decoder's weight E (vocabulary, embedding_size))."""
         decoder = self.head.decoder
-        output = self.encoder(batch, tied_weight=decoder is None)
+        inputs_of_last: list[tuple[Tensor, AttentionInputs]] = []
+
+        def keep(number: int, x: Tensor, inputs: AttentionInputs) -> None:
+            if number == self.config.num_layers - 1:
+                inputs_of_last.append((x, inputs))
+
+        visit = None if self.mask_positions is None else keep
+        output = self.encoder(batch, tied_weight=decoder is None, visit_input=visit)
+        if self.mask_positions is not None:
+            hidden = self._decode(batch, self.mask_positions, *inputs_of_last[0])
+            output = replace(output, last_hidden_state=hidden)
         return output, output.tied_weight if decoder is None else decoder.weight
+
+    def _decode(
+        self, batch: PackedBatch, positions: nn.Embedding, x: Tensor, inputs: AttentionInputs
+    ) -> Tensor:
+        """The enhanced mask decoder's output (total_tokens, hidden_size)."""
+        self.encoder.frozen.require_weights("the mask decoder")
+        if self.encoder.adapted.current is not None:
+            raise ValueError(
+                "the mask decoder does not compute adaptations, got one in use: merge it into the weights, or load "
+                "the model with mask_decoder=False"
+            )
+        if batch.max_seqlen > positions.num_embeddings:
+            raise ValueError(
+                f"with the mask decoder a sequence may have at most {positions.num_embeddings} tokens, got "
+                f"{batch.max_seqlen}: cut it or split it"
+            )
+        stack = self.encoder.stack
+        layer = self.encoder.layers[stack.module_of_layer[-1]]
+        assert isinstance(layer, EncoderLayer)
+        spec, state = stack.layers[-1], LayerState(x, x)
+        z = x + positions(batch.position_ids).to(x.dtype)
+        for _ in range(2):
+            z = run_with_queries(
+                LayerCall(state, inputs, layer.weights(), spec, layer.dropout()), z
+            )
+        return z
 
     def logits(self, hidden: Tensor, decoder_weight: Tensor) -> Tensor:
         """(rows, hidden_size) → (rows, vocabulary). decoder_weight: from :meth:`encode`."""

@@ -1,20 +1,25 @@
 """The encoder-decoder: the model of sequence-to-sequence tasks and of span corruption."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastenc._base.json_values import JsonObject
+from fastenc._base.progress import progress_bar
 from fastenc.models import checkpoint
 from fastenc.models.config import EncoderConfig
 from fastenc.models.decoder import Decoder
+from fastenc.models.embedding.encode import tokenize
 from fastenc.models.encoder import Encoder
+from fastenc.models.generation import SearchOptions, search
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops.gemm import linear
-from fastenc.packing import PackedBatch
+from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 
 SHARED, HEAD, LOGITS_BIAS = "shared.weight", "lm_head", "final_logits_bias"
 
@@ -98,6 +103,132 @@ class Seq2Seq(PretrainedModel):
         )
         return ModelOutput(loss=loss)
 
+    def generate(
+        self,
+        texts_or_batch: str | Sequence[str] | PackedBatch,
+        *,
+        max_new_tokens: int = 128,
+        num_beams: int = 1,
+        batch_size: int = 32,
+        show_progress: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """The targets of texts, by greedy or beam search, without dropout in either mode of the model.
+
+        The weights are taken as frozen during the call, so another thread must not change them.
+
+        Args:
+            texts_or_batch: one text or several, for the checkpoint's tokenizer; or a packed batch of token ids. Longer
+                texts are cut to the model's positions.
+            max_new_tokens, num_beams, options: as in :meth:`generate_ids`.
+            batch_size: texts per batch. Batches have texts of similar length; the result is in the given order.
+            show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
+        Returns: a text for each text, without special tokens, or for a batch what :meth:`generate_ids` returns.
+        Raises: ValueError for a model without tokenizer, an item that is not a text, and as :meth:`generate_ids`.
+        """
+        options |= {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
+        if isinstance(texts_or_batch, PackedBatch):
+            return self.generate_ids(texts_or_batch, **options)
+        self._search_options(**options)  # before any work
+        single = isinstance(texts_or_batch, str)
+        texts = [texts_or_batch] if isinstance(texts_or_batch, str) else list(texts_or_batch)
+        tokenizer = self.own_tokenizer()
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"generate takes texts, got {text!r} as text {index}: leave it out"
+                )
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        ids = tokenize(texts, tokenizer, self.positions)
+        batches = length_sorted_batches([len(each) for each in ids], batch_size)
+        if show_progress is None and len(batches) <= 10:
+            show_progress = False
+        device = self.encoder.embeddings.word.weight.device
+        targets: list[list[int]] = [[] for _ in texts]
+        with (
+            self.encoder.frozen.during_call(self.encoder, calls=len(batches)),
+            self.decoder.frozen.during_call(self.decoder, calls=len(batches) * max_new_tokens),
+        ):
+            for chosen in progress_bar(batches, "generate", "batch", show_progress):
+                batch = pack_sequences([ids[index] for index in chosen]).to(device)
+                for index, target in zip(chosen, self.generate_ids(batch, **options), strict=True):
+                    targets[index] = target
+        answers = [tokenizer.decode(target) for target in targets]
+        return answers[0] if single else answers
+
+    def generate_ids(
+        self,
+        batch: PackedBatch,
+        *,
+        max_new_tokens: int = 128,
+        num_beams: int = 1,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        decoder_start_token_id: int | None = None,
+        forced_bos_token_id: int | None = None,
+    ) -> list[list[int]]:
+        """The target of each source, by greedy or beam search with a cache of keys and values.
+
+        The tokens are those of transformers' ``generate`` with the same options and ``do_sample=False``.
+
+        Args:
+            batch: the packed sources.
+            max_new_tokens: the most tokens of a target, with the end token.
+            num_beams: partial targets that are kept for each source; 1: greedy search.
+            length_penalty: of beam search: a target's score is the sum of its log-probabilities divided by its number
+                of tokens to this power.
+            early_stopping: of beam search: end as soon as there are ``num_beams`` finished targets.
+            decoder_start_token_id: the decoder's first token. None: the checkpoint's.
+            forced_bos_token_id: the target's first token, such as mBART's language. None: the checkpoint's, if it has
+                one. A checkpoint's ``forced_eos_token_id`` is the last token of a target that reaches max_new_tokens.
+        Returns: for each source the target's tokens, without the start token, with the end token if it was reached.
+        Raises: ValueError for options out of bounds, without a start token, and for targets beyond the positions.
+        """
+        options = self._search_options(
+            max_new_tokens,
+            num_beams,
+            length_penalty,
+            early_stopping,
+            decoder_start_token_id,
+            forced_bos_token_id,
+        )
+        return search(self, batch, options)
+
+    def _search_options(
+        self,
+        max_new_tokens: int,
+        num_beams: int,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        decoder_start_token_id: int | None = None,
+        forced_bos_token_id: int | None = None,
+    ) -> SearchOptions:
+        for name, value in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        start = decoder_start_token_id
+        start = self.decoder_start_token_id if start is None else start
+        if start is None:
+            raise ValueError(
+                "this checkpoint has no decoder_start_token_id, because its targets begin with their language: give "
+                "the language's token as decoder_start_token_id"
+            )
+        self.decoder.check_room(max_new_tokens)
+        settings = self.config.extra
+        first = forced_bos_token_id
+        first = settings.get("forced_bos_token_id") if first is None else first
+        forced = {max_new_tokens - 1: settings.get("forced_eos_token_id"), 0: first}
+        return SearchOptions(
+            max_new_tokens,
+            num_beams,
+            length_penalty,
+            early_stopping,
+            start,
+            self.eos_token_ids,
+            {place: token for place, token in forced.items() if token is not None},
+        )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size), the decoder's output → (rows, vocabulary)."""
         bias = self._logits_bias(hidden.dtype)
@@ -114,6 +245,12 @@ class Seq2Seq(PretrainedModel):
         return None if bias is None else bias.flatten().to(dtype)
 
     # Checkpoints
+
+    @classmethod
+    def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
+        super().check_task(folder, hf_config)
+        # Raises ValueError for a family without decoders.
+        EncoderConfig.from_hf(hf_config).decoder()
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         architecture, table = self.config.architecture, dict[str, tuple[str, ...]]()

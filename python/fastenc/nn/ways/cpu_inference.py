@@ -1,4 +1,4 @@
-"""A layer without gradients on a CPU, in two ops.
+"""A layer without gradients on a CPU, in two ops, and a few more if it attends to a source.
 
 With many rows, a block of rows stays in the cache from one matrix product to the next. The weights are packed in each
 call, into memory that the thread reuses, so a changed weight is always seen. :func:`fastenc.freeze` packs them once, on
@@ -6,16 +6,26 @@ the user's promise that they do not change. With few rows, each weight is read o
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer import attend_globally, project_positions, stacked_linear
+from fastenc.nn.block_plan import plan_of
+from fastenc.nn.layer import (
+    attend_globally,
+    attend_to_cache,
+    attend_to_source,
+    project_positions,
+    stacked_linear,
+)
 from fastenc.nn.layer_call import (
+    BLOCK_SPARSE,
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     LayerCall,
+    PackedCross,
     PackedWeights,
     ProjectedPositions,
 )
@@ -28,11 +38,14 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import (
     activation,
+    block_sparse_attention,
     disentangled_attention,
     dispatch,
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
     gemm,
+    layer_norm,
     library,
+    rms_norm,
 )
 from fastenc.ops import attention as attention_op
 from fastenc.packing import check_cu_seqlens
@@ -51,6 +64,13 @@ def pack(weights: LayerWeights) -> PackedWeights:
         gemm.pack_weight(w.attention_out_weight),
         gemm.pack_weight(*w.up_weights),
         gemm.pack_weight(w.down_weight),
+        None
+        if (c := w.cross) is None
+        else PackedCross(
+            gemm.pack_weight(c.query_weight),
+            gemm.pack_weight(*c.key_value_weights),
+            gemm.pack_weight(c.out_weight),
+        ),
     )
 
 
@@ -69,6 +89,8 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
+    | BLOCK_SPARSE
+    | {"cross_norm", "cross", "source", "cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -119,9 +141,11 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "widths must be multiples of 16"
     if spec.attention.head_dim > 128:
         return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
-    if spec.attention_norm.norm_type != spec.out_norm.norm_type:
-        kinds = f"{spec.attention_norm.norm_type!r} and {spec.out_norm.norm_type!r}"
-        return f"both norms must be of one kind, they are {kinds}"
+    norms = {
+        norm.norm_type for norm in (spec.attention_norm, spec.cross_norm, spec.out_norm) if norm
+    }
+    if len(norms) > 1:
+        return f"its norms must be of one type, they are {' and '.join(map(repr, sorted(norms)))}"
     if any(tensor.dtype != weight.dtype for tensor in weights.tensors() if tensor.dim() == 2):
         return "its weights must have one dtype, they have several"
     return None
@@ -148,7 +172,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    in_one_op = not (a.position_terms or a.interleaved) and inputs.global_tokens is None
+    separate = inputs.cache is not None or inputs.global_tokens is not None or plan_of(inputs, a)
+    in_one_op = not (a.position_terms or a.interleaved or separate)
     if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
@@ -167,10 +192,20 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         )
     else:
         attended = attend(_project(x, w, spec, packed), layer_call)
+    out, norm, before = (
+        take("attention_out", (w.attention_out_weight,)),
+        spec.attention_norm,
+        state.residual,
+    )
+    if spec.cross_norm is not None:
+        attended, before = _attend_to_source(attended, layer_call)
+        w, norm = w.after_self_attention(), spec.cross_norm
+        of_cross = None if packed is None else packed.cross
+        out = [w.attention_out_weight if of_cross is None else of_cross.out]
     y, residual = torch.ops.fastenc.encoder_layer_after_attention(
         attended,
-        state.residual,
-        take("attention_out", (w.attention_out_weight,)),
+        before,
+        out,
         w.attention_out_bias,
         w.attention_norm_weight,
         w.attention_norm_bias,
@@ -186,11 +221,63 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         activation.NUMBERS[f.activation],
         f.gated,
         spec.pre_norm,
-        spec.attention_norm.norm_type == "rms",
-        spec.attention_norm.eps,
+        norm.norm_type == "rms",
+        norm.eps,
         spec.out_norm.eps,
     )
     return LayerState(y, residual if spec.pre_norm else y)
+
+
+def _attend_to_source(attended: Tensor, layer_call: LayerCall) -> tuple[Tensor, Tensor]:
+    """The end of self-attention, and attention to the source without the end of its sublayer.
+
+    Returns: float32 (total_tokens, num_heads * head_dim), and the residual for that end.
+    """
+    state, inputs, spec = layer_call.state, layer_call.inputs, layer_call.spec
+    w = layer_call.prepared.stacked or layer_call.weights
+    packed, c, source = layer_call.prepared.packed, w.cross, inputs.source
+    of_cross = None if packed is None else packed.cross
+    assert c is not None and source is not None  # the stack gives both to every such layer
+    residual, dtype = state.residual, state.residual.dtype
+    # The norm's kernel adds the bias.
+    y = product(
+        attended,
+        (w.attention_out_weight,),
+        (None,),
+        None if packed is None else packed.attention_out,
+    )
+    function = (
+        rms_norm
+        if spec.attention_norm.norm_type == "rms"
+        else partial(layer_norm, bias=w.attention_norm_bias)
+    )
+    h = function(
+        y.to(dtype),
+        w.attention_norm_weight,
+        residual=residual,
+        x_bias=w.attention_out_bias,
+        eps=spec.attention_norm.eps,
+        return_residual_sum=spec.pre_norm,
+    )
+    x, before = h if spec.pre_norm else (h, h)
+    query, key_value = (None, None) if of_cross is None else of_cross[:2]
+    queries = product(x, (c.query_weight,), (c.query_bias,), query)
+    keys_values = lambda: product(source.states, c.key_value_weights, c.key_value_biases, key_value)
+    return attend_to_source(queries, keys_values, inputs, spec.attention).float(), before
+
+
+def product(
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor | None, ...],
+    packed: Tensor | None,
+) -> Tensor:
+    """x W^T + b for stacked weights and biases: float32 with packed weights, else in the weights' dtype."""
+    bias = stack_biases(biases, weights)
+    if packed is not None:
+        rows = sum(weight.shape[0] for weight in weights)
+        return gemm.gemm_packed(x.float(), packed, None if bias is None else bias.float(), rows)
+    return torch.ops.fastenc.gemm(x.to(weights[0].dtype), stack(weights).t(), bias)
 
 
 def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
@@ -201,13 +288,9 @@ def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
 
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
     """The product with q, k and v."""
-    a, bias = spec.attention, stack_biases(w.qkv_biases, w.qkv_weights)
-    if packed is not None:
-        bias = None if bias is None else bias.float()
-        return gemm.gemm_packed(x.float(), packed.qkv, bias, 3 * a.num_heads * a.head_dim)
-    if a.position_terms:
+    if packed is None and spec.attention.position_terms:
         return stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    return torch.ops.fastenc.gemm(x, stack(w.qkv_weights).t(), bias)
+    return product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
 
 
 def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
@@ -236,6 +319,18 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
     elif inputs.global_tokens is not None:
         weights = layer_call.prepared.stacked or layer_call.weights
         attended = attend_globally(layer_call.state.x, a.split_qkv(qkv), inputs, weights, a)
+    elif inputs.cache is not None:
+        both = a.split_qkv(qkv)
+        attended = attend_to_cache(both[:, 0], both[:, 1:], inputs, inputs.cache, a)
+    elif (plan := plan_of(inputs, a)) is not None:
+        attended = block_sparse_attention(
+            a.split_qkv(qkv),
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            plan,
+            a.block_size,
+            softmax_scale=a.scale,
+        )
     else:
         attended = attention_op(
             a.split_qkv(qkv),

@@ -1,4 +1,4 @@
-"""The attention sublayer and the feed-forward sublayer, each as one node of the autograd graph.
+"""The attention sublayers and the feed-forward sublayer, each as one node of the autograd graph.
 
 With single ops, autograd adds the residual's gradient to the sublayer's gradient in a separate pass. In one node, the
 matrix product that computes the sublayer's gradient accumulates into the residual's gradient. A node also saves only
@@ -10,8 +10,15 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
-from fastenc.nn.layer_call import DISENTANGLED, GLOBAL_ATTENTION, LayerCall
+from fastenc.nn.layer_call import (
+    BLOCK_SPARSE,
+    CROSS_ATTENTION,
+    DISENTANGLED,
+    GLOBAL_ATTENTION,
+    LayerCall,
+)
 from fastenc.nn.layer_spec import (
     AttentionInputs,
     AttentionSpec,
@@ -21,6 +28,7 @@ from fastenc.nn.layer_spec import (
     LayerSpec,
     LayerState,
     NormSpec,
+    Source,
     stack,
     stack_biases,
 )
@@ -36,6 +44,8 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
+    | BLOCK_SPARSE
+    | CROSS_ATTENTION
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
@@ -47,9 +57,13 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     positions = inputs.relative_positions
     given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
     given += () if positions is None else (positions.embeddings,)
+    given += () if inputs.source is None else (inputs.source.states,)
     if not any(tensor is not None and tensor.requires_grad for tensor in given):
         return "nothing requires a gradient"
-    return mode_reason() or shape_reason(x, layer_call.spec)
+    op = "disentangled_attention" if layer_call.spec.attention.position_terms else "attention"
+    if inputs.block_plan is not None:
+        op = "block_sparse_attention"
+    return mode_reason() or shape_reason(x, layer_call.spec, op)
 
 
 def mode_reason() -> str | None:
@@ -65,15 +79,14 @@ def mode_reason() -> str | None:
     return None
 
 
-def shape_reason(x: Tensor, spec: LayerSpec) -> str | None:
-    """Why a layer of this description cannot run as fused autograd nodes, or None."""
+def shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
+    """Why a layer of this description cannot run as fused autograd nodes, or None. op: the name of its attention's."""
     head_dim = spec.attention.head_dim
     # The kernels of every device take these widths.
     if head_dim % 16 or head_dim > 128:
         return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
-    op = "disentangled_attention" if spec.attention.position_terms else "attention"
     if dispatch.choose(op, "auto", x) == "reference":
         return f"there is no {op} kernel for {x.dtype} on {x.device.type}"
     return None
@@ -119,6 +132,30 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
         cast,
     )
     h = _state(h, spec)
+    if spec.cross_norm is not None:
+        assert (
+            w.cross is not None and inputs.source is not None
+        )  # the stack gives both to every such layer
+        c, source = w.cross, inputs.source
+        check_cu_seqlens(source.cu_seqlens, source.states.shape[0], source.max_seqlen, "_k")
+        h = _CrossAttention.apply(
+            *_distinct(h),
+            source.states.to(h.x.dtype),
+            c.query_weight,
+            c.query_bias,
+            stack(c.key_value_weights),
+            stack_biases(c.key_value_biases, c.key_value_weights),
+            c.out_weight,
+            c.out_bias,
+            c.norm_weight,
+            c.norm_bias,
+            source,
+            spec.attention,
+            (spec.cross_norm, spec.pre_norm),
+            dropout,
+            cast,
+        )
+        h = _state(h, spec)
     y = _FeedForward.apply(
         *_distinct(h),
         stack(w.up_weights),
@@ -215,9 +252,12 @@ class _Attention(torch.autograd.Function):
         qkv_weight, out_weight = qkv_weight.to(x.dtype), out_weight.to(x.dtype)
         qkv = gemm(x, qkv_weight.t(), None if qkv_bias is None else qkv_bias.to(x.dtype))
         qkv = spec.split_qkv(qkv)
-        rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
+        plan = plan_of(inputs, spec)
+        # Block-sparse attention has no dropout of the weights, as in transformers.
+        dropped = 0.0 if plan is not None else dropout.attention
+        rng_state, dropout_p = _mask(x, dropped, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.spec = spec
+        ctx.spec, ctx.is_sparse = spec, plan is not None
         tensors: tuple[Tensor | None, ...]
         if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
@@ -225,6 +265,10 @@ class _Attention(torch.autograd.Function):
             tensors = (*tensors, inputs.cu_seqlens, rng_state)
             numbers = (inputs.max_seqlen, dropout_p, spec.scale)
             attend = torch.ops.fastenc.disentangled_attention_fwd
+        elif plan is not None:
+            tensors = (*plan, inputs.cu_seqlens)
+            numbers = (inputs.max_seqlen, spec.block_size, spec.scale)
+            attend = torch.ops.fastenc.block_sparse_attention_fwd
         else:
             tensors, numbers = _attention_arguments(
                 inputs, relative_bias, spec, rng_state, dropout_p
@@ -275,6 +319,10 @@ class _Attention(torch.autograd.Function):
                     dqkv, dkeys, dqueries, dbias = backward(
                         dattended, attended, lse, *arguments, needs_qkv_bias
                     )
+                elif ctx.is_sparse:
+                    dqkv, dbias = torch.ops.fastenc.block_sparse_attention_bwd(
+                        dattended, attended, lse, *arguments, needs_qkv_bias
+                    )
                 else:
                     dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
                         dattended, None, attended, lse, *arguments, True, needs_relative_bias,
@@ -296,6 +344,106 @@ class _Attention(torch.autograd.Function):
         dkeys, dqueries = dkeys if needs[9] else None, dqueries if needs[10] else None
         positions = drelative_bias, dkeys, dqueries
         return dx, dresidual if needs[1] else None, *weights, *positions, *(None,) * 5
+
+
+class _CrossAttention(torch.autograd.Function):
+    """Norm(residual + dropout(Attention(x, states) W_out + b_out)), and with pre-norm also the sum.
+
+    Other arguments as in :class:`_Attention`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        residual: Tensor | None,
+        states: Tensor,
+        query_weight: Tensor,
+        query_bias: Tensor | None,
+        key_value_weight: Tensor,
+        key_value_bias: Tensor | None,
+        out_weight: Tensor,
+        out_bias: Tensor | None,
+        norm_weight: Tensor,
+        norm_bias: Tensor | None,
+        source: Source,
+        spec: AttentionSpec,
+        norm: tuple[NormSpec, bool],
+        dropout: LayerDropout,
+        cast: CastWeights | None,
+    ):
+        ctx.dtypes = _dtypes(
+            query_weight, query_bias, key_value_weight, key_value_bias, out_weight, out_bias, norm_weight, norm_bias,
+        )  # fmt: skip
+        if cast is not None and cast.cross is not None:
+            query_weight, key_value_weight, out_weight = cast.cross
+        query_weight, key_value_weight, out_weight = (
+            weight.to(x.dtype) for weight in (query_weight, key_value_weight, out_weight)
+        )
+        shape = (-1, spec.num_heads, spec.head_dim)
+        project = lambda rows, weight, bias: gemm(
+            rows, weight.t(), None if bias is None else bias.to(rows.dtype)
+        )
+        q = project(x, query_weight, query_bias).view(shape)
+        kv = project(states, key_value_weight, key_value_bias).view(-1, 2, *shape[1:])
+        rng_state, dropout_p = _mask(x, dropout.cross, dropout.rng_states[3])
+        attention_call = self_attention_call(
+            source.cu_targets,
+            source.max_targets,
+            scale=spec.scale,
+            dropout_p=dropout_p,
+            rng_state=rng_state,
+            cu_seqlens_k=source.cu_seqlens,
+            max_seqlen_k=source.max_seqlen,
+        )
+        attended, lse = torch.ops.fastenc.attention_fwd(q, *kv.unbind(1), *attention_call)
+        projected = gemm(attended.flatten(1), out_weight.t())
+        out_dropout = _mask(x, dropout.cross_out, dropout.rng_states[4])
+        ctx.norm, ctx.dropout_p = norm, out_dropout[1]
+        results, saved = _norm_forward(
+            projected, x if residual is None else residual, out_bias, norm_weight, norm_bias,
+            norm, out_dropout,
+        )  # fmt: skip
+        ctx.one_input, ctx.numbers = residual is None, attention_call[TENSORS:]
+        ctx.save_for_backward(
+            x, states, query_weight, key_value_weight, out_weight, q, kv, attended, lse,
+            *attention_call.tensors(), *saved,
+        )  # fmt: skip
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
+        x, states, query_weight, key_value_weight, out_weight, q, kv, attended, lse, *rest = (
+            ctx.saved_tensors
+        )
+        tensors, saved = rest[:TENSORS], rest[TENSORS:]
+        needs = ctx.needs_input_grad
+        with _no_autocast(saved[0]):
+            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[8:11])
+            dx = dstates = dquery_weight = dkey_value_weight = dout_weight = None
+            if needs[7]:
+                dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[4])
+            dattended = gemm(dprojected, out_weight).view(q.shape)
+            dq, dk, dv, _, _ = torch.ops.fastenc.attention_bwd(
+                dattended, None, attended, lse, q, *kv.unbind(1), *tensors, *ctx.numbers, False, False, False,
+            )  # fmt: skip
+            dq, dkv = dq.flatten(1), torch.cat([dk.flatten(1), dv.flatten(1)], 1)
+            if needs[3]:
+                dquery_weight = gemm(dq.t(), x, dtype=ctx.dtypes[0])
+            if needs[5]:
+                dkey_value_weight = gemm(dkv.t(), states, dtype=ctx.dtypes[2])
+            if needs[2]:
+                dstates = gemm(dkv, key_value_weight)
+            dquery_bias = column_sum(dq) if needs[4] else None
+            dkey_value_bias = column_sum(dkv) if needs[6] else None
+            if needs[0]:
+                dx = gemm(dq, query_weight, added=dresidual if ctx.one_input else None)
+        weights = _cast(
+            (dquery_weight, dquery_bias, dkey_value_weight, dkey_value_bias, dout_weight, *dnorm), ctx.dtypes,
+        )  # fmt: skip
+        return dx, dresidual if needs[1] else None, dstates, *weights, *(None,) * 5
 
 
 class _FeedForward(torch.autograd.Function):

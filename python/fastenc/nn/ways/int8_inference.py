@@ -7,6 +7,7 @@ on the batch, its order or the number of threads.
 
 import torch
 
+from fastenc.nn.block_plan import plan_of
 from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import Int8Weights, LayerCall
 from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
@@ -70,6 +71,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
+    if weights.cross is not None:
+        return "it attends to a source"
     if not int8_products.has_int8_products():
         return "this processor multiplies 8 bits neither by AVX512-VNNI nor by AVX-VNNI nor by AMX"
     if weights.down_weight.dtype != torch.float32:
@@ -91,7 +94,7 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     bias = stack_biases(w.qkv_biases, w.qkv_weights)
-    if a.position_terms or a.interleaved:
+    if a.position_terms or a.interleaved or plan_of(inputs, a):
         columns = 3 * a.num_heads * a.head_dim
         attended = cpu_inference.attend(
             int8_products.int8_linear(state.x, packed.qkv, bias, columns), layer_call
