@@ -44,6 +44,34 @@ REASONS = {
         "`output_attentions`, `is_decoder` or `is_causal` in the configuration.",
         "Set it to False.",
     ),
+    "the decoder's attention mask has padding before a token": (
+        "A `decoder_attention_mask` with a 0 before a 1.",
+        "Pad targets on the right, or give `labels` without a mask.",
+    ),
+    "there are no states of an encoder": (
+        "A decoder was called without `encoder_hidden_states`.",
+        "Call the whole model.",
+    ),
+    "encoder_attention_mask is not (batch, length)": (
+        "A mask of four dimensions, or of another batch.",
+        "Give a mask with a 1 for every token and a 0 for every padding token of the source.",
+    ),
+    "labels and input_ids are not (batch, length)": (
+        "An encoder-decoder was called with labels, but with `inputs_embeds` or other shapes.",
+        "Give `input_ids` and `labels`, each (batch, length).",
+    ),
+    "decoder_input_ids have another shape than labels": (
+        "The two do not belong together.",
+        "Leave out `decoder_input_ids`: they are made from the labels.",
+    ),
+    "lm_head is not that of the class": (
+        "`lm_head` was replaced, for example by an adapter or a quantised layer.",
+        "None; the encoder and the decoder are fused all the same.",
+    ),
+    "hidden states are requested": (
+        "`output_hidden_states` in the configuration, with labels.",
+        "Set it to False for training.",
+    ),
     "a row has padding between tokens": (
         "The mask has a 0 before a 1, and attention reads distances (windows, rotary angles, relative biases).",
         "Remove the masked tokens instead of masking them.",

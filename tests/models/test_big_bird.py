@@ -9,7 +9,7 @@ import transformers
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 import fastenc
-from fastenc.models import Encoder
+from fastenc.models import Encoder, EncoderConfig
 from fastenc.nn.block_plan import draw_random_blocks, longest_full
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops import int8_products
@@ -160,8 +160,25 @@ def test_the_tokenizer_of_its_files(tmp_path):
     encoding = ours.encode("the cats", "the cat")
     assert encoding.ids == ids["input_ids"] == [6, 8, 9, 10, 4, 8, 9, 4]
     special = special_tokens(ours)
-    assert special[:5] == (0, 3, 6, 4, 5)
+    assert special[:5] == (0, 3, (6,), 4, (5,))
     save_tokenizer(ours, tmp_path / "ours")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert again("the cats", "the cat")["input_ids"] == ids["input_ids"]
     assert (again.pad_token, again.mask_token) == ("<pad>", "[MASK]")
+
+
+@needs_cpp
+def test_a_compiled_graph_has_the_blocks_that_training_draws():
+    sizes = dict(vocab_size=97, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48)
+    settings = EncoderConfig(
+        **sizes, max_positions=400, hidden_dropout_p=0.0, family="big_bird", extra=SPARSE
+    )
+    ours = Encoder(settings).train()
+    batch = pack_sequences([text.tolist() for text in texts_of((300, 40))])
+    torch.compiler.reset()  # otherwise it would give up after some recompilations
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        states = [each(batch).last_hidden_state for each in (compiled, ours)]
+        in_evaluation = ours.eval()(batch).last_hidden_state
+    torch.testing.assert_close(*states)
+    assert not torch.allclose(states[0][:300], in_evaluation[:300], atol=1e-4)

@@ -113,7 +113,6 @@ def _blocks(length: Any, size: int) -> Any:
     return (length + size - 1) // size
 
 
-@lru_cache(maxsize=64)
 def draw_random_blocks(
     layer: int, spec: AttentionSpec, max_positions: int, device: torch.device
 ) -> Tensor:
@@ -123,8 +122,22 @@ def draw_random_blocks(
     call, by numpy's global generator, which it seeds with the layer's number, so they depend on nothing else. Here a
     private generator draws them once.
     """
+    return _draw(
+        layer, spec.num_heads, spec.block_size, spec.random_blocks, max_positions, str(device)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _draw(*numbers: Any) -> Tensor:
+    """The blocks, which a compiled graph has as a constant: the compiler does not see through numpy's generators."""
+    return _draw_once(*numbers)
+
+
+@lru_cache(maxsize=64)
+def _draw_once(
+    layer: int, heads: int, size: int, count: int, max_positions: int, device: str
+) -> Tensor:
     numpy = require("numpy", extra="train")
-    heads, size, count = spec.num_heads, spec.block_size, spec.random_blocks
     blocks = _blocks(max_positions, size)
     drawn = numpy.zeros((2, heads, blocks, count), dtype=numpy.int64)
     generator, reach = numpy.random.RandomState(layer), FIXED + 2 * count
@@ -134,7 +147,7 @@ def draw_random_blocks(
         for head in range(heads):
             order = generator.permutation(numpy.arange(reach, dtype=numpy.int32)).tolist()
             drawn[0, head, row] = [block for block in order if block not in hidden][:count]
-    if any(longest_full(spec) < length <= max_positions for length in PAPER_LENGTHS):
+    if any(reach * size < length <= max_positions for length in PAPER_LENGTHS):
         whole = max_positions // size
         drawn[1, :, :whole] = _draw_as_in_the_paper(numpy, layer, heads, whole, size, count)
     return torch.from_numpy(drawn).to(device)

@@ -123,6 +123,13 @@ def arguments_reason(
     return None
 
 
+def padding_reason(mask: Tensor | None, metadata: BatchMetadata | None) -> str | None:
+    """Why a decoder cannot take a target with this mask, or None: its padding must be on the right."""
+    if mask is not None and (metadata is None or metadata.gaps or metadata.leading_padding):
+        return "the decoder's attention mask has padding before a token"
+    return None
+
+
 def model_reason(reading: Reading) -> str | None:
     """Why the model in its current state must take its own forward, or None."""
     if has_global_hooks():

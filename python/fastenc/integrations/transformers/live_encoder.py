@@ -53,6 +53,9 @@ LINEARS = ("qkv", "attention_out", "up", "down")
 POSITIONS = ("position_key", "position_query")
 GLOBAL_QKV = "global_qkv"
 BIASES = ("query_bias", "value_bias")
+# Those of a decoder's attention to the encoder's states.
+CROSS = ("cross.query", "cross.key_value", "cross.out")
+NORMS = ("attention_norm", "cross.norm", "out_norm")
 POOLER = "pooler"
 
 
@@ -236,14 +239,14 @@ class LiveEncoder:
         frozen: the copies of the weights that :func:`fastenc.freeze` made.
     """
 
-    def __init__(self, model: "PreTrainedModel"):
-        self.frozen = FrozenWeights()
+    def __init__(self, model: "PreTrainedModel", is_decoder: bool = False):
+        self.frozen, self._is_decoder = FrozenWeights(), is_decoder
         self.output_class = output_class(model)
         self._describe(model)
 
     def _describe(self, model: "PreTrainedModel") -> None:
         self._changes = ARCHITECTURES[model.config.model_type].live_changes(model)
-        self.config = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
+        self.config = self._read_config(model)
         architecture = self.config.architecture
         self._expected = new_of_same_class(model, self._changes)
         self._take_constants(model)
@@ -255,14 +258,21 @@ class LiveEncoder:
             architecture.drops_before_embedding_norm(self.config),
             architecture.masked_embedding(self.config),
         )
+        # T5's names begin with the stack's, which may be patched without the model around it.
+        part = "" if hasattr(model, "encoder") else "decoder." if self._is_decoder else "encoder."
         self._names = {
-            ours: _several(theirs) for ours, theirs in architecture.names(self.config).items()
+            ours: tuple(name.removeprefix(part) for name in _several(theirs))
+            for ours, theirs in architecture.names(self.config).items()
         }
-        self._dropouts = architecture.dropout_names(self.config)
+        self._dropouts = {
+            ours: theirs.removeprefix(part)
+            for ours, theirs in architecture.dropout_names(self.config).items()
+        }
         linears = [
             self._names[f"layers.{index}.{name}"]
             for index in range(architecture.layer_modules(self.config))
-            for name in LINEARS
+            for name in (*LINEARS, *CROSS)
+            if f"layers.{index}.{name}" in self._names
         ]
         self._allowed = Allowed(
             frozenset({POOLER}),
@@ -270,6 +280,12 @@ class LiveEncoder:
             frozenset(self._dropouts.values()),
         )
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
+
+    def _read_config(self, model: "PreTrainedModel") -> EncoderConfig:
+        values = {**model.config.to_dict(), **self._changes}
+        if not self._is_decoder:
+            return EncoderConfig.from_hf(values)
+        return EncoderConfig.from_hf(values | {"is_decoder": False}).decoder()
 
     def _take_constants(self, model: "PreTrainedModel") -> None:
         """Take the constants that the family's checkpoints have as tensors, which no configuration holds."""
@@ -308,9 +324,8 @@ class LiveEncoder:
         transformers reads them in each call. The other values are read only when a model is built.
         """
         try:
-            now = EncoderConfig.from_hf({**model.config.to_dict(), **self._changes})
-            numbers = range(len(self.stack.layers))
-            seen = [_reach(self.architecture.layer(now, i)) for i in numbers]
+            now = self._read_config(model)
+            seen = [*map(_reach, self.architecture.stack(now).layers)]
         except (ValueError, LookupError) as error:
             return f"its configuration was changed: {error}"
         if seen == [*map(_reach, self.stack.layers)]:
@@ -323,7 +338,7 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, "attention_norm", "out_norm")
+                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS)
                 if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(
@@ -488,8 +503,8 @@ def _common_parent(paths: Iterable[str]) -> str:
 
 def _added(modules: dict[str, tuple[Any, ...]]) -> LayerAdaptation | None:
     low_rank: dict[str, Any] = {
-        name: LiveLowRank(modules[name])
-        for name in LINEARS
-        if any(map(is_lora_linear, modules[name]))
+        name.replace(".", "_"): LiveLowRank(modules[name])
+        for name in (*LINEARS, *CROSS)
+        if any(map(is_lora_linear, modules.get(name, ())))
     }
     return LiveLora(low_rank) if low_rank else None

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fastenc._base.extras import require
-from fastenc.integrations.transformers import base_model, masked_lm
-from fastenc.integrations.transformers.batch_metadata import KEY, BatchMetadata, take_metadata
+from fastenc.integrations.transformers import base_model, encoder_decoder, masked_lm
+from fastenc.integrations.transformers.batch_metadata import (
+    KEY,
+    BatchMetadata,
+    read_metadata,
+    take_metadata,
+)
 from fastenc.integrations.transformers.live_encoder import (
     FrozenOwner,
     LiveEncoder,
@@ -102,6 +107,9 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)
+    if encoder_decoder.architecture_of(top) is not None:
+        _patch_encoder_decoder(top, labelled_logits_only)
+        return model
     architecture = architecture_of(top.base_model)
     if architecture is None:
         classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
@@ -130,10 +138,32 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     return model
 
 
+def _patch_encoder_decoder(top: "PreTrainedModel", labelled_logits_only: bool) -> None:
+    has_loss = type(top).__name__.endswith(encoder_decoder.HEAD)
+    if labelled_logits_only and not has_loss:
+        raise ValueError(
+            f"labelled_logits_only is for models with a language-modelling head, got {type(top).__name__}: leave it out"
+        )
+    forwards = (_encoder_forward, _decoder_forward)
+    stacks = encoder_decoder.stacks_of(top)
+    described = [
+        None if STATE in stack.__dict__ else LiveEncoder(stack, is_decoder=number == 1)
+        for number, stack in enumerate(stacks)
+    ]
+    for stack, forward, live in zip(stacks, forwards, described, strict=True):
+        if live is not None:
+            _install(stack, forward).encoder = live
+            stack.add_module(FROZEN, live.frozen)
+    if has_loss:
+        _install(top, _encoder_decoder_forward).labelled_logits_only = labelled_logits_only
+
+
 def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
     top = _pretrained(model)
-    for module in {id(m): m for m in (top, _encoder_of(top))}.values():
+    is_whole = encoder_decoder.architecture_of(top) is not None
+    patched = (top, *(encoder_decoder.stacks_of(top) if is_whole else (_encoder_of(top),)))
+    for module in {id(m): m for m in patched}.values():
         state = module.__dict__.pop(STATE, None)
         if state is None:
             continue
@@ -192,6 +222,8 @@ def _pretrained(model: nn.Module) -> "PreTrainedModel":
 
 
 def _encoder_of(top: "PreTrainedModel") -> "PreTrainedModel":
+    if encoder_decoder.architecture_of(top) is not None:
+        return cast("PreTrainedModel", encoder_decoder.stacks_of(top)[0])
     base = top.base_model
     architecture = architecture_of(base)
     encoder = base if architecture is None else base.get_submodule(architecture.live_path)
@@ -265,6 +297,51 @@ def _encoder_forward(encoder, state: _State, arguments: dict, plain):
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
     return base_model.output(encoder, live, packed, arguments, wanted)
+
+
+def _decoder_forward(decoder, state: _State, arguments: dict, plain):
+    """A decoder without cache runs fused; with one, as in ``generate``, it takes its own forward."""
+    asked = arguments.get("use_cache")
+    trains = decoder.training and torch.is_grad_enabled()
+    caches = (not trains and decoder.config.use_cache) if asked is None else asked
+    # Before transformers 5.24 the cache has another name.
+    given = any(arguments.get(name) is not None for name in ("cache", "past_key_values"))
+    if given or caches:
+        return plain(**arguments)
+    live = state.encoder
+    reason = encoder_decoder.decoder_reason(decoder, live, arguments)
+    reading = live.read(decoder)
+    reason = reason or base_model.model_reason(reading)
+    if reason is not None:
+        _warn_once(decoder, state, reason)
+        return plain(**arguments)
+    return encoder_decoder.decode(decoder, live, reading, arguments)
+
+
+def _encoder_decoder_forward(model, state: _State, arguments: dict, plain):
+    """With labels, encoder, decoder and loss on packed tokens; else the model's own forward over the patched stacks."""
+    arguments.pop(KEY, None)
+    if arguments.get("labels") is None:
+        return plain(**arguments)
+    arguments = {**arguments, "use_cache": False}
+    reason = encoder_decoder.loss_reason(model, arguments)
+    reason = reason or base_model.inputs_reason(model, arguments)
+    readings = []
+    for stack in encoder_decoder.stacks_of(model) if reason is None else ():
+        live = stack.__dict__[STATE].encoder
+        reading = live.read(stack)
+        reason = reason or base_model.model_reason(reading)
+        readings.append((live, reading))
+    mask = arguments.get("attention_mask")
+    if reason is None:
+        inner = {"input_ids": arguments["input_ids"], "attention_mask": mask}
+        sizes = read_metadata(mask, None)
+        encoder = encoder_decoder.stacks_of(model)[0]
+        reason = base_model.arguments_reason(encoder, readings[0][0], inner, sizes)
+    if reason is not None:
+        _warn_once(model, state, reason)
+        return plain(**arguments)
+    return encoder_decoder.with_loss(model, readings, arguments, state.labelled_logits_only)
 
 
 def _read(

@@ -1,0 +1,93 @@
+"""patch of whole encoder-decoders: loss, logits, gradients, generated tokens, other heads, reasons."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import fastenc
+from tests.helpers.checkpoints import close
+from tests.models.test_seq2seq import FAMILIES, NO_DROPOUT, both_batches, whole
+
+SETTINGS = {"max_new_tokens": 8, "do_sample": False, "decoder_start_token_id": 3}
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@FAMILIES
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_training_and_generate_are_the_models_own(family, loss_only):
+    own = whole(family, **NO_DROPOUT).train()
+    fused = fastenc.patch(copy.deepcopy(own), labelled_logits_only=loss_only)
+    batch, _ = both_batches(family)
+    expected = own(**batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = fused(**batch)
+        expected.loss.backward()
+        output.loss.backward()
+        close(output.loss, expected.loss)
+        real = batch["labels"] != -100
+        if loss_only:
+            assert output.logits is None
+        else:
+            close(output.logits[real], expected.logits[real], atol=1e-4)
+            assert not output.logits[~real].any()
+        theirs = gradients(own)
+        for name, gradient in gradients(fused).items():
+            close(gradient, theirs[name], atol=2e-5, rtol=1e-4)
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        for beams in (1, 3):
+            tokens = [
+                m.eval().generate(**source, **SETTINGS, num_beams=beams) for m in (own, fused)
+            ]
+            assert torch.equal(*tokens)
+    fastenc.unpatch(fused)
+    assert torch.equal(fused(**batch).logits, own(**batch).logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("t5", "ForSequenceClassification"),
+        ("umt5", "ForQuestionAnswering"),
+        ("mt5", "Model"),
+        ("bart", "ForSequenceClassification"),
+        ("mbart", "ForQuestionAnswering"),
+    ],
+)
+def test_other_heads(family, head):
+    import transformers
+
+    settings = whole(family).config
+    torch.manual_seed(0)
+    own = getattr(transformers, type(settings).__name__.replace("Config", head))(settings).eval()
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches(family)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    inputs["input_ids"] = inputs["input_ids"].clone()
+    eos = settings.eos_token_id
+    inputs["input_ids"][inputs["input_ids"] == eos] = 5
+    ends = inputs["attention_mask"].sum(1) - 1
+    inputs["input_ids"][torch.arange(len(ends)), ends] = eos
+    if head == "Model":
+        inputs |= {"decoder_input_ids": inputs["input_ids"], "use_cache": False}
+    if head == "ForQuestionAnswering":
+        inputs |= {"start_positions": torch.zeros(4, dtype=torch.long)}
+        inputs |= {"end_positions": torch.zeros(4, dtype=torch.long)}
+    if head == "ForSequenceClassification":
+        inputs["labels"] = torch.tensor([0, 1, 0, 1])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, expected = fused(**inputs), own(**inputs)
+    if head == "Model":
+        real = inputs["attention_mask"].bool()
+        close(result.last_hidden_state[real], expected.last_hidden_state[real], atol=1e-4)
+    elif head == "ForSequenceClassification":
+        close(result.logits, expected.logits, atol=1e-4)
+        close(result.loss, expected.loss)
+    else:
+        close(result.start_logits, expected.start_logits, atol=1e-4)
