@@ -47,6 +47,27 @@ BASE = {
     ),
     "t5": ("T5EncoderModel", "T5Config", dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12)),
     "modernbert": ("ModernBertModel", "ModernBertConfig", {}),
+    # EuroBERT-210m and EmbeddingGemma-300m, with fewer tokens in the vocabulary.
+    "eurobert": (
+        "EuroBertModel",
+        "EuroBertConfig",
+        dict(vocab_size=32000, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3),
+    ),
+    "gemma3": (
+        "Gemma3TextModel",
+        "Gemma3TextConfig",
+        dict(
+            vocab_size=32000,
+            hidden_size=768,
+            num_hidden_layers=24,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=256,
+            intermediate_size=1152,
+            sliding_window=512,
+            use_bidirectional_attention=True,
+        ),
+    ),
 }
 LONG = ("modernbert",)  # families that read 2,048 tokens
 

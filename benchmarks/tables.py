@@ -630,7 +630,7 @@ def speed() -> str:
 def families() -> str:
     """The README's tables of encoders of base size: a row for each family, a column for each range of lengths."""
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
-    names["modernbert"] = "ModernBERT"
+    names |= {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "gemma3": "EmbeddingGemma"}
     lines = []
     for folder in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         if not (measured := load(folder, "families")):

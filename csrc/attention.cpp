@@ -68,7 +68,10 @@ struct Call {
         op, ": q, k and v must agree in dtype, and k and v in length");
     STD_TORCH_CHECK(
         cu_seqlens_q.numel() == cu_seqlens_k.numel(), op, ": queries and keys must have as many sequences");
-    const int64_t num_heads = q.size(1), tokens = q.size(0) + k.size(0);
+    const int64_t num_heads = q.size(1), key_heads = k.size(1), tokens = q.size(0) + k.size(0);
+    STD_TORCH_CHECK(
+        key_heads == v.size(1) && (key_heads ? num_heads % key_heads == 0 : num_heads == 0),
+        op, ": k and v must have as many heads, which divide those of q");
     STD_TORCH_CHECK(
         (!slopes || slopes->numel() == num_heads) && (!added_to_keys || added_to_keys->numel() == k.size(0)) &&
             (!table || (table->dim() == 2 && table->size(0) == num_heads && table->size(1) % 2 == 1)),
@@ -78,6 +81,7 @@ struct Call {
     attention.v = heads(v);
     attention.num_heads = num_heads;
     attention.head_dim = q.size(2);
+    attention.group = key_heads ? num_heads / key_heads : 1;
     attention.total_q = q.size(0);
     attention.scale = static_cast<float>(scale);
     attention.dropout = make_dropout(dropout_p, rng_state);
@@ -94,12 +98,12 @@ struct Call {
     attention.rotary_dim = rotary->size(1);
   }
 
-  // Calls run(task) for every head of every sequence.
+  // Calls run(task) for each of `heads` heads of every sequence.
   template <class Run>
-  void for_each_task(const Run& run) const {
+  void for_each_task(int64_t heads, const Run& run) const {
     const auto* offsets_q = checked_offsets(op, cu_seqlens_q, q.size(0), max_seqlen_q);
     const auto* offsets_k = checked_offsets(op, cu_seqlens_k, k.size(0), max_seqlen_k);
-    for_each_head(offsets_q, cu_seqlens_q.numel() - 1, attention.num_heads, [&](int64_t s, int64_t head) {
+    for_each_head(offsets_q, cu_seqlens_q.numel() - 1, heads, [&](int64_t s, int64_t head) {
       run(AttentionTask{
           offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s], head});
     });
@@ -124,7 +128,7 @@ std::tuple<Tensor, Tensor> forward(
   Tensor lse = empty({a.num_heads, a.total_q}, ScalarType::Float);
   a.out = out.mutable_data_ptr();
   a.lse = static_cast<float*>(lse.mutable_data_ptr());
-  call.for_each_task([&](const AttentionTask& task) {
+  call.for_each_task(a.num_heads, [&](const AttentionTask& task) {
     float* scratch = thread_scratch(attention_forward_scratch(task.length_q, task.length_k, a.head_dim));
     FASTENC_CALL(attention_forward, a, call.bf16, task, scratch);
   });
@@ -188,32 +192,34 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     a.dlse = static_cast<const float*>(dlse->const_data_ptr());
   }
   const auto dtype = q.scalar_type();
-  const int64_t width = a.num_heads * a.head_dim, keys = k.size(0);
+  const int64_t width = a.num_heads * a.head_dim, key_width = k.size(1) * a.head_dim, keys = k.size(0);
+  const int64_t packed_width = width + 2 * key_width;
   Tensor dq, dk = empty({0}, dtype), dv = empty({0}, dtype);
   if (packed) {
-    dq = empty({a.total_q, 3, a.num_heads, a.head_dim}, dtype);
+    dq = empty({a.total_q, a.num_heads + 2 * k.size(1), a.head_dim}, dtype);
     char* start = static_cast<char*>(dq.mutable_data_ptr());
-    const int64_t bytes = width * (call.bf16 ? 2 : 4);  // of a token's queries
+    const int64_t bytes = call.bf16 ? 2 : 4;
     a.dq = start;
-    a.dk = start + bytes;
-    a.dv = start + 2 * bytes;
+    a.dk = start + width * bytes;
+    a.dv = start + (width + key_width) * bytes;
   } else {
     dq = empty({a.total_q, a.num_heads, a.head_dim}, dtype);
-    dk = empty({keys, a.num_heads, a.head_dim}, dtype);
-    dv = empty({keys, a.num_heads, a.head_dim}, dtype);
+    dk = empty({keys, k.size(1), a.head_dim}, dtype);
+    dv = empty({keys, k.size(1), a.head_dim}, dtype);
     a.dq = dq.mutable_data_ptr();
     a.dk = dk.mutable_data_ptr();
     a.dv = dv.mutable_data_ptr();
   }
-  a.grad_stride = packed ? 3 * width : width;
+  a.grad_stride = packed ? packed_width : width;
+  a.key_grad_stride = packed ? packed_width : key_width;
   DistanceGradients distances(call, wants_relative_bias);
   a.ddistance = distances.data();
   a.ddistance_stride = distances.stride();
-  call.for_each_task([&](const AttentionTask& task) {
+  call.for_each_task(k.size(1), [&](const AttentionTask& task) {
     float* scratch = thread_scratch(attention_backward_scratch(task.length_q, task.length_k, a.head_dim));
     FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
-  Tensor dbias = wants_bias ? sum_columns(dq.const_data_ptr(), a.total_q, 3 * width, call.bf16) : empty({0}, dtype);
+  Tensor dbias = wants_bias ? sum_columns(dq.const_data_ptr(), a.total_q, packed_width, call.bf16) : empty({0}, dtype);
   if (!wants_relative_bias) return {dq, dk, dv, empty({0}, dtype), dbias};
   Tensor drelative_bias = empty({a.num_heads, 2 * a.relative_radius + 1}, ScalarType::Float);
   distances.add_to(drelative_bias);

@@ -20,6 +20,7 @@ struct PackedHeads {
 struct Attention {
   PackedHeads q, k, v;
   int64_t num_heads, head_dim;  // head_dim a multiple of 16
+  int64_t group = 1;            // heads of q that share a head of k and v: head h reads head h / group
   int64_t total_q;
   float scale;
   Dropout dropout;  // row = query in the batch, stream = head, column = key in the sequence
@@ -30,20 +31,33 @@ struct Attention {
   const float* key_bias = nullptr;  // (total_k,), or null
   const float* rotary = nullptr;    // q and k are rotated by this table as they are read: see rotary.h; or null
   int64_t rotary_dim = 0;
+  // RMSNorm of each query and each key before the rotation, by these weights (head_dim,); or null. Forward only.
+  const float *query_norm = nullptr, *key_norm = nullptr;
+  float head_norm_eps = 0.f;
   const PositionTables* positions = nullptr;  // or null; queries and keys are those of one sequence, without a window
   void* out;                        // forward: (total_q, num_heads, head_dim)
   float* lse;                       // (num_heads, total_q), natural logarithm; the backward reads it
   const void* dout;                 // backward: like out
   const float* dlse;                // backward: like lse, or null
-  void *dq, *dk, *dv;  // backward: (token, head, d) at token * grad_stride + head * head_dim + d
-  int64_t grad_stride;
+  void *dq, *dk, *dv;  // backward: (token, head, d) at token * stride + head * head_dim + d
+  int64_t grad_stride, key_grad_stride;  // the strides of dq, and of dk and dv
   // Backward, or null: for each task, the sum of the score gradients at each distance. A task's length_q + length_k - 1
   // sums begin at head * ddistance_stride + first_q + first_k; the first is at distance 1 - length_k.
   float* ddistance = nullptr;
   int64_t ddistance_stride = 0;
 };
 
-// One head of one sequence, whose queries and keys start at these rows.
+// Sets the tensors of `a` to q, k and v in the columns of one matrix of floats. Static, because every instruction set
+// compiles a copy.
+static inline void set_packed(Attention& a, const float* qkv) {
+  const int64_t width = a.num_heads * a.head_dim, key_width = width / a.group, columns = width + 2 * key_width;
+  a.q = {qkv, columns, a.head_dim};
+  a.k = {qkv + width, columns, a.head_dim};
+  a.v = {qkv + width + key_width, columns, a.head_dim};
+}
+
+// One head of one sequence, whose queries and keys start at these rows. In the backward it is a head of k and v, and
+// the task has all heads of q that read it, so that their sum does not depend on the number of threads.
 struct AttentionTask {
   int64_t first_q, length_q, first_k, length_k, head;
 };

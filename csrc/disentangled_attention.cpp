@@ -255,7 +255,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   a.dq = start;
   a.dk = start + bytes;
   a.dv = start + 2 * bytes;
-  a.grad_stride = 3 * width;
+  a.grad_stride = a.key_grad_stride = 3 * width;
   TableGradients gradients(call);
   gradients.for_each_task([&](const AttentionTask& task, const PositionTables& positions) {
     Attention of_task = a;

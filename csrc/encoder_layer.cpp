@@ -77,14 +77,15 @@ const void* checked_rows(const char* op, const Tensor& x, ScalarType dtype) {
 
 Tensor attention(
     Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,
-    int64_t max_seqlen, int64_t num_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
-    std::optional<Tensor> rotary, int64_t window_left, int64_t window_right) {
+    int64_t max_seqlen, int64_t num_heads, int64_t num_key_heads, int64_t head_dim, double scale,
+    std::optional<Tensor> relative_bias, std::optional<Tensor> rotary, std::optional<Tensor> query_norm,
+    std::optional<Tensor> key_norm, double head_norm_eps, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
   const auto* x_rows = checked_rows(kAttention, x, x.scalar_type());
   const LayerAttentionTerms given(
-      kAttention, x.size(0), cu_seqlens, max_seqlen, num_heads, head_dim, scale, relative_bias, rotary, window_left,
-      window_right);
-  const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim, sequences = given.sequences;
+      kAttention, x.size(0), cu_seqlens, max_seqlen, num_heads, num_key_heads, head_dim, scale, relative_bias, rotary,
+      query_norm, key_norm, head_norm_eps, window_left, window_right);
+  const int64_t rows = x.size(0), columns = given.columns(), sequences = given.sequences;
   const FloatVector bias(qkv_bias);
   checked_vector(kAttention, bias, qkv_bias, columns);
   LayerWeights weights(kAttention, packed, few_rows);
@@ -94,7 +95,7 @@ Tensor attention(
   layer.terms = given.terms;
   layer.offsets = given.offsets;
   layer.bf16 = is_bfloat16(x);
-  Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
+  Tensor attended = empty({rows, given.width()}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
   if (few_rows) {
     layer_attention_few_rows(layer, x_rows, rows, sequences, attended_rows);
@@ -118,7 +119,8 @@ std::tuple<Tensor, Tensor> after_attention(
     Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
     Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,
     std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
-    std::optional<Tensor> out_norm_bias, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated,
+    std::optional<Tensor> out_norm_bias, std::optional<Tensor> attention_own_norm,
+    std::optional<Tensor> down_own_norm, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated,
     bool pre_norm, bool rms, double attention_norm_eps, double out_norm_eps) {
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
@@ -132,6 +134,7 @@ std::tuple<Tensor, Tensor> after_attention(
   const FloatVector out_bias(attention_out_bias), up_values(up_bias), down_values(down_bias);
   const FloatVector norm1(attention_norm_weight), norm1_bias(attention_norm_bias);
   const FloatVector norm2(out_norm_weight), norm2_bias(out_norm_bias);
+  const FloatVector own_norm1(attention_own_norm), own_norm2(down_own_norm);
   checked_vector(kAfterAttention, out_bias, attention_out_bias, hidden);
   checked_vector(kAfterAttention, up_values, up_bias, up_columns);
   checked_vector(kAfterAttention, down_values, down_bias, hidden);
@@ -151,6 +154,10 @@ std::tuple<Tensor, Tensor> after_attention(
       checked_vector(kAfterAttention, norm2, out_norm_weight, hidden),
       checked_vector(kAfterAttention, norm2_bias, out_norm_bias, hidden),
       static_cast<float>(out_norm_eps)};
+  layer.attention_own_norm = {
+      checked_vector(kAfterAttention, own_norm1, attention_own_norm, hidden), nullptr, layer.attention_norm.eps};
+  layer.down_own_norm = {
+      checked_vector(kAfterAttention, own_norm2, down_own_norm, hidden), nullptr, layer.out_norm.eps};
   layer.activation = static_cast<Activation>(activation);
   layer.gated = gated;
   layer.pre_norm = pre_norm;

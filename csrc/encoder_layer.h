@@ -1,6 +1,7 @@
 // A layer in inference on a CPU, a block of rows at a time:
 //   attended = Attention(x W_qkv + b_qkv), whole sequences;
 //   s = residual + attended W_out + b_out, h = Norm(s), y = Norm(r + FFN(h)), any rows.
+// A sublayer's output may have a norm of its own before it is added to the residual.
 // Post-norm: the residual is x, and r = h. Pre-norm: r = s, and the sum r + FFN(h) is the next layer's residual.
 #pragma once
 #include <cstdint>
@@ -36,6 +37,7 @@ struct LayerAttention {
 struct LayerAfterAttention {
   LayerLinear attention_out, up, down;  // gated: the first half of up's columns is activated, the second multiplies it
   LayerNormTerms attention_norm, out_norm;
+  LayerNormTerms attention_own_norm, down_own_norm;  // of the sublayers' outputs; weight null: none
   Activation activation;
   bool gated, pre_norm, rms;
   bool bf16;  // residual, y and next_residual; all else is float

@@ -48,14 +48,12 @@ const float* floats_of(const void* x, bool bf16, int64_t count, float* buffer) {
 
 void layer_attention_few_rows(
     const LayerAttention& layer, const void* x, int64_t rows, int64_t sequences, float* attended) {
-  const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth, width = columns / 3;
+  const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth;
   Attention a = layer.terms;
   float* qkv = thread_scratch(rows * (columns + depth + a.num_heads), Scratch::layer);
   float* widened = qkv + rows * columns;
   multiply(floats_of(x, layer.bf16, rows * depth, widened), depth, layer.qkv, rows, qkv);
-  a.q = {qkv, columns, a.head_dim};
-  a.k = {qkv + width, columns, a.head_dim};
-  a.v = {qkv + 2 * width, columns, a.head_dim};
+  set_packed(a, qkv);
   a.total_q = rows;
   a.out = attended;
   a.lse = widened + rows * depth;
@@ -85,6 +83,7 @@ void layer_after_attention_few_rows(
     });
   };
   multiply(attended, layer.attention_out.depth, layer.attention_out, rows, h);
+  if (layer.attention_own_norm.weight) normalise(h, nullptr, nullptr, layer.attention_own_norm);
   const float* before = floats_of(residual, layer.bf16, count, widened);
   normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
   multiply(h, hidden, layer.up, rows, up);
@@ -92,6 +91,7 @@ void layer_after_attention_few_rows(
     FASTENC_CALL(layer_activation, layer, up, begin, end);
   });
   multiply(up, layer.up.columns, layer.down, rows, out);
+  if (layer.down_own_norm.weight) normalise(out, nullptr, nullptr, layer.down_own_norm);
   float* next = layer.bf16 ? widened : static_cast<float*>(next_residual);
   normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);
   if (!layer.bf16) return;

@@ -55,10 +55,7 @@ void attend(const Attention& a, bool bf16, const AttentionTask& task) {
 // The attention of rows that begin with a sequence, from their q, k and v.
 Attention attention_of(const Attention& terms, const float* qkv, int64_t rows, float* out, float* lse) {
   Attention a = terms;
-  const int64_t width = a.num_heads * a.head_dim;
-  a.q = {qkv, 3 * width, a.head_dim};
-  a.k = {qkv + width, 3 * width, a.head_dim};
-  a.v = {qkv + 2 * width, 3 * width, a.head_dim};
+  set_packed(a, qkv);
   a.total_q = rows;
   a.out = out;
   a.lse = lse;
@@ -69,7 +66,7 @@ void attend_to_sequences(
     const LayerAttentionTerms& given, const Int8Weight& qkv, bool bf16, const float* x, int64_t first_sequence,
     int64_t last_sequence, float* attended) {
   const int64_t first = given.offsets[first_sequence], rows = given.offsets[last_sequence] - first;
-  const int64_t heads = given.terms.num_heads, width = qkv.columns / 3;
+  const int64_t heads = given.terms.num_heads, width = given.width();
   if (!rows) return;  // longer sequences than blocks
   const Int8Groups groups(qkv.depth);
   Buffer buffer(Int8Rows::bytes(rows, groups) + 4 * rows * (qkv.columns + heads), Scratch::operands);
@@ -88,19 +85,20 @@ void attend_to_sequences(
 
 Tensor attention(
     Tensor x, Tensor qkv, std::optional<Tensor> qkv_bias, Tensor cu_seqlens, int64_t max_seqlen, int64_t num_heads,
-    int64_t head_dim, double scale, std::optional<Tensor> relative_bias, std::optional<Tensor> rotary,
-    int64_t window_left, int64_t window_right, bool bf16) {
+    int64_t num_key_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
+    std::optional<Tensor> rotary, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm,
+    double head_norm_eps, int64_t window_left, int64_t window_right, bool bf16) {
   x = as_contiguous(x);
   const float* x_rows = checked_rows(kAttention, x);
-  const int64_t rows = x.size(0), columns = 3 * num_heads * head_dim;
   const LayerAttentionTerms given(
-      kAttention, rows, cu_seqlens, max_seqlen, num_heads, head_dim, scale, relative_bias, rotary, window_left,
-      window_right);
+      kAttention, x.size(0), cu_seqlens, max_seqlen, num_heads, num_key_heads, head_dim, scale, relative_bias, rotary,
+      query_norm, key_norm, head_norm_eps, window_left, window_right);
+  const int64_t rows = x.size(0), columns = given.columns();
   STD_TORCH_CHECK(!bf16 || has_bf16_dot_products(), kAttention, ": this instruction set does not multiply bfloat16");
   const FloatVector bias(qkv_bias);
   const Int8Weight weight = checked_int8(
       kAttention, qkv, checked_vector(kAttention, bias, qkv_bias, columns), x.size(1), columns);
-  Tensor attended = empty({rows, columns / 3}, ScalarType::Float);
+  Tensor attended = empty({rows, given.width()}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
   int64_t longest = 0;
   for (int64_t s = 0; s < given.sequences; ++s)
@@ -134,6 +132,7 @@ struct AfterAttention {
   Int8Weight attention_out, up, down;
   std::optional<Int8Weight> gate;
   LayerNormTerms attention_norm, out_norm;
+  LayerNormTerms attention_own_norm, down_own_norm;  // of the sublayers' outputs; weight null: none
   Activation activation;
   bool pre_norm, rms;
 };
@@ -154,9 +153,17 @@ void normalise_and_quantise(
   constexpr int64_t kStep = 16;
   for (int64_t row = first; row < last; row += kStep) {
     const int64_t end = std::min(row + kStep, last);
+    if (l.attention_own_norm.weight) normalise(l, l.attention_own_norm, block, nullptr, nullptr, row, end);
     normalise(l, l.attention_norm, block, added, sum, row, end);
     FASTENC_CALL_INT8(int8_quantise, block, l.down.columns, row, end, to);
   }
+}
+
+// The norms after the product of down.
+void end_layer(
+    const AfterAttention& l, float* y, const float* added, float* next_residual, int64_t first, int64_t last) {
+  if (l.down_own_norm.weight) normalise(l, l.down_own_norm, y, nullptr, nullptr, first, last);
+  normalise(l, l.out_norm, y, added, next_residual, first, last);
 }
 
 // The inner columns that exist at a time: whole groups.
@@ -196,7 +203,7 @@ void after_attention_rows(
     FASTENC_CALL_INT8(int8_activate, l.activation, inner, gate, slab, 0, rows, slab_rows);
     multiply(slab_rows, l.down, left / inner_groups.size, 0, hidden, y, hidden, left > 0, l.up.packed);
   }
-  normalise(l, l.out_norm, y, l.pre_norm ? sums : h, next_residual, 0, rows);
+  end_layer(l, y, l.pre_norm ? sums : h, next_residual, 0, rows);
 }
 
 // Of few rows, the threads share out each product's columns.
@@ -227,7 +234,7 @@ void after_attention_few_rows(
   });
   multiply(activated, l.down, y);
   torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
-    normalise(l, l.out_norm, y, l.pre_norm ? sums : h, next_residual, begin, end);
+    end_layer(l, y, l.pre_norm ? sums : h, next_residual, begin, end);
   });
 }
 
@@ -236,7 +243,8 @@ std::tuple<Tensor, Tensor> after_attention(
     Tensor attended, Tensor residual, Tensor attention_out, std::optional<Tensor> attention_out_bias,
     Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, Tensor up, std::optional<Tensor> gate,
     std::optional<Tensor> up_bias, Tensor down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
-    std::optional<Tensor> out_norm_bias, int64_t inner, int64_t activation, bool pre_norm, bool rms,
+    std::optional<Tensor> out_norm_bias, std::optional<Tensor> attention_own_norm,
+    std::optional<Tensor> down_own_norm, int64_t inner, int64_t activation, bool pre_norm, bool rms,
     double attention_norm_eps, double out_norm_eps) {
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
@@ -247,6 +255,7 @@ std::tuple<Tensor, Tensor> after_attention(
   const FloatVector out_bias(attention_out_bias), up_values(up_bias), down_values(down_bias);
   const FloatVector norm1(attention_norm_weight), norm1_bias(attention_norm_bias);
   const FloatVector norm2(out_norm_weight), norm2_bias(out_norm_bias);
+  const FloatVector own_norm1(attention_own_norm), own_norm2(down_own_norm);
   const auto vector = [&](const FloatVector& values, const std::optional<Tensor>& given, int64_t columns) {
     return checked_vector(kAfterAttention, values, given, columns);
   };
@@ -260,6 +269,8 @@ std::tuple<Tensor, Tensor> after_attention(
        static_cast<float>(attention_norm_eps)},
       {vector(norm2, out_norm_weight, hidden), vector(norm2_bias, out_norm_bias, hidden),
        static_cast<float>(out_norm_eps)},
+      {vector(own_norm1, attention_own_norm, hidden), nullptr, static_cast<float>(attention_norm_eps)},
+      {vector(own_norm2, down_own_norm, hidden), nullptr, static_cast<float>(out_norm_eps)},
       static_cast<Activation>(activation),
       pre_norm,
       rms};

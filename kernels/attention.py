@@ -798,6 +798,7 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tensor, Tensor]:
     """(out (total_q, H, D), lse (H, total_q) float32). ``arguments``: the fields of an AttentionCall."""
     q, k, attention_call = _rotated(q, k, AttentionCall(*arguments))
+    k, v = _for_each_head(q, k), _for_each_head(q, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     shared = _arguments(q, k, v, attention_call)
@@ -820,6 +821,21 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tens
                 **launch,
             )
     return out, lse
+
+
+def _for_each_head(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values with a head for each head of q; a copy if several of these share one."""
+    group = q.shape[1] // x.shape[1] if x.shape[1] else 1
+    return x if group == 1 else x.repeat_interleave(group, 1)
+
+
+def _grouped_gradients(gradients: list[Tensor], key_heads: int, packed: bool) -> list[Tensor]:
+    """The gradients of keys and values as sums over the heads of q that share them, in a fixed order."""
+    dq, dk, dv = gradients[0].unbind(1) if packed else gradients
+    dk, dv = (
+        x.unflatten(1, (key_heads, -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dk, dv)
+    )
+    return [torch.cat([dq, dk, dv], 1), *gradients[1:]] if packed else [dq, dk, dv]
 
 
 def _rotated(
@@ -855,6 +871,8 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, drelative_bias, dbias), or if packed (dqkv, empty, empty, drelative_bias, dbias); contiguous.
 
+    Of heads that share keys and values, each gets a copy of these.
+
     rest: the fields of an AttentionCall; then packed, wants_relative_bias and wants_bias.
     """
     *arguments, packed, wants_relative_bias, wants_bias = rest
@@ -864,9 +882,19 @@ def attention_backward(
     # probability. That does not hold for keys before their rotation, or with a gradient through lse.
     in_kernels = wants_bias and attention_call.rotary is None and dlse is None
     wants = (packed, wants_relative_bias, in_kernels)
+    key_heads = k.shape[1]
+    grouped = key_heads != q.shape[1]
+    if grouped:
+        k, v = _for_each_head(q, k), _for_each_head(q, v)
+        in_kernels, wants = False, (packed, wants_relative_bias, False)
     *results, dbias = _backward(dout, dlse, out, lse, q, k, v, rotated_call, *wants)
+    if grouped:
+        results[:3] = _grouped_gradients(results[:3], key_heads, packed)
+    elif packed:
+        results[0] = results[0].flatten(1, 2)
     if attention_call.rotary is not None:
-        dq, dk = results[0].unbind(1)[:2] if packed else results[:2]
+        heads = (q.shape[1], key_heads, key_heads)
+        dq, dk = results[0].split(heads, 1)[:2] if packed else results[:2]
         for gradient in (dq, dk):
             rotate_into(
                 gradient,

@@ -74,9 +74,9 @@ STUDIES = {
     "span": Study(1200, 120, learning_rate=1e-3, start="mlm"),
     "electra": Study(100, 10, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "distill": Study(1000, 100),
-    "span-corruption": Study(1500, 150),
-    "ul2": Study(1500, 150),
-    "denoise": Study(1500, 150),
+    "span-corruption": Study(1000, 100, held_out=30),
+    "ul2": Study(1000, 100, held_out=30),
+    "denoise": Study(700, 70, held_out=30),
 }
 
 

@@ -69,6 +69,37 @@ FASTENC_INLINE void rotate(const Attention& a, float* rows, int64_t count, int64
   }
 }
 
+// RMSNorm of `count` widened queries or keys, times `factor`.
+static void normalise_heads(const Attention& a, const float* weight, float factor, float* rows, int64_t count) {
+  const int64_t dim = a.head_dim;
+  for (float* row = rows; row < rows + count * dim; row += dim) {
+    Vec squares{};
+    for (int64_t d = 0; d < dim; d += kLanes) squares += load(row + d) * load(row + d);
+    const float mean = sum(squares) / (float)dim;
+    const Vec scale = splat(factor / __builtin_sqrtf(mean + a.head_norm_eps));
+    for (int64_t d = 0; d < dim; d += kLanes) store(row + d, load(row + d) * scale * load(weight + d));
+  }
+}
+
+// Widens queries, the first of them at `position`: scaled, normalised and rotated.
+template <class T>
+static void read_queries(const Attention& a, const T* q, int64_t rows, int64_t position, float* queries) {
+  widen(q, a.q.token_stride, rows, a.head_dim, a.query_norm ? 1.f : a.scale, queries);
+  if (a.query_norm) normalise_heads(a, a.query_norm, a.scale, queries, rows);
+  rotate(a, queries, rows, position, false);
+}
+
+// Whether read_keys changes the keys.
+FASTENC_INLINE bool changes_keys(const Attention& a) { return a.rotary || a.key_norm; }
+
+// Widens all keys of a task: normalised and rotated.
+template <class T>
+static void read_keys(const Attention& a, const T* k, int64_t length, float* keys) {
+  widen(k, a.k.token_stride, length, a.head_dim, 1.f, keys);
+  if (a.key_norm) normalise_heads(a, a.key_norm, 1.f, keys, length);
+  rotate(a, keys, length, 0, false);
+}
+
 // The biases and the window of a task's scores, expanded once so that a row adds whole vectors.
 class ScoreBias {
  public:
@@ -157,18 +188,17 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   float* keep = result + kAttentionRows * dim;
   float* bias_scratch = keep + dropout_room(length);
   const ScoreBias bias(a, task, bias_scratch);
-  const T* k = rows_of<T>(a.k, task.first_k, task.head);
+  const T* k = rows_of<T>(a.k, task.first_k, task.head / a.group);
   PositionScores positions(a, task, bias_scratch + ScoreBias::floats(task.length_q, length));
   if (a.positions) positions.widen_keys(k);
-  if (a.rotary) {
-    float* rotated = values;  // free until the values are widened
-    widen(k, a.k.token_stride, length, dim, 1.f, rotated);
-    rotate(a, rotated, length, 0, false);
-    widen_transposed(rotated, dim, length, dim, keys);
+  if (changes_keys(a)) {
+    float* changed = values;  // free until the values are widened
+    read_keys(a, k, length, changed);
+    widen_transposed(changed, dim, length, dim, keys);
   } else {
     widen_transposed(k, a.k.token_stride, length, dim, keys);
   }
-  widen(rows_of<T>(a.v, task.first_k, task.head), a.v.token_stride, length, dim, 1.f, values);
+  widen(rows_of<T>(a.v, task.first_k, task.head / a.group), a.v.token_stride, length, dim, 1.f, values);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
     const VisibleKeys seen(a, task, row, rows);
@@ -178,8 +208,7 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
       continue;
     }
     const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
-    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
-    rotate(a, queries, rows, row, false);
+    read_queries(a, q + row * a.q.token_stride, rows, row, queries);
     multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
     if (a.positions) positions.add_to(scores, stride, queries, row, rows);
     Vec partial[kAttentionRows];
@@ -214,32 +243,25 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   }
 }
 
-// p = exp(s - lse);  dv = drop(p)^T dout;  dp = drop(dout v^T);  ds = p (dp - sum_j p dp + dlse);
-// dq = scale ds k;  dk = scale ds^T q.
-// The sum over j equals out . dout, but `out` was rounded to its storage type, so the sum is computed here. exp(s -
-// lse) carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum; then the mean
-// of dp has no effect on ds.
+// What the heads of q that share a head of k and v have in common in the backward.
+struct KeyOperands {
+  const float *keys, *keys_t, *values_t;  // of each key; transposed ones in panels
+  float *dkeys, *dvalues;                 // sums over the queries
+};
+
+// The queries of one head: writes dq, and adds to dkeys and dvalues, or sets them if `first`.
 template <class T>
-static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
+static void attention_backward_queries(
+    const Attention& a, const AttentionTask& task, const KeyOperands& of_keys, bool first, float* scratch) {
   const int64_t dim = a.head_dim, length = task.length_k;
-  const int64_t size = length * dim, panels_size = panels_length(length) * dim;
   const int64_t scores_size = kAttentionRows * scores_stride(length), keep_stride = dropout_room(length);
   const int64_t out_stride = a.num_heads * dim;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);
-  const T* k = rows_of<T>(a.k, task.first_k, task.head);
-  const T* v = rows_of<T>(a.v, task.first_k, task.head);
   const T* dout = (const T*)a.dout + task.first_q * out_stride + task.head * dim;
   const float* lse = a.lse + task.head * a.total_q + task.first_q;
   const float* dlse = a.dlse ? a.dlse + task.head * a.total_q + task.first_q : nullptr;
   T* dq = (T*)a.dq + task.first_q * a.grad_stride + task.head * dim;
-  T* dk = (T*)a.dk + task.first_k * a.grad_stride + task.head * dim;
-  T* dv = (T*)a.dv + task.first_k * a.grad_stride + task.head * dim;
-  float* keys_t = scratch;
-  float* values_t = keys_t + panels_size;
-  float* keys = values_t + panels_size;
-  float* dkeys = keys + size;
-  float* dvalues = dkeys + size;
-  float* queries = dvalues + size;
+  float* queries = scratch;
   float* douts = queries + kAttentionRows * dim;
   float* dqueries = douts + kAttentionRows * dim;
   float* p = dqueries + kAttentionRows * dim;
@@ -251,14 +273,7 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
   const ScoreBias bias(a, task, bias_scratch);
   PositionScores positions(a, task, bias_scratch + ScoreBias::floats(task.length_q, length));
   if (a.ddistance && distances > 0) __builtin_memset(ddistance, 0, (distances + kLanes) * sizeof(float));
-  // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
-  const bool adds_from_first = bias.windowed() || !task.length_q;
-  if (adds_from_first) __builtin_memset(dkeys, 0, 2 * size * sizeof(float));
-  widen(k, a.k.token_stride, length, dim, 1.f, keys);
-  rotate(a, keys, length, 0, false);
-  widen_transposed(keys, dim, length, dim, keys_t);
-  positions.read_keys(keys);
-  widen_transposed(v, a.v.token_stride, length, dim, values_t);
+  positions.read_keys(of_keys.keys);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
     const VisibleKeys seen(a, task, row, rows);
@@ -267,12 +282,11 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
       continue;
     }
     const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count), start = seen.first * dim;
-    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, queries);
-    rotate(a, queries, rows, row, false);
+    read_queries(a, q + row * a.q.token_stride, rows, row, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
-    multiply_panels(queries, dim, keys_t + start, p, stride, rows, padded, dim);
+    multiply_panels(queries, dim, of_keys.keys_t + start, p, stride, rows, padded, dim);
     if (a.positions) positions.add_to(p, stride, queries, row, rows);
-    multiply_panels(douts, dim, values_t + start, ds, stride, rows, padded, dim);
+    multiply_panels(douts, dim, of_keys.values_t + start, ds, stride, rows, padded, dim);
     Vec partial[kAttentionRows], partial_sums[kAttentionRows];
     float deltas[kAttentionRows], sums[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r) {
@@ -317,21 +331,53 @@ static void attention_backward_task(const Attention& a, const AttentionTask& tas
         for (int64_t j = 0; j < padded; j += kLanes) store(of_distance + j, load(of_distance + j) + load(ds_row + j));
       }
     }
-    multiply(ds, stride, keys + start, dqueries, rows, dim, seen.count, false);
+    multiply(ds, stride, of_keys.keys + start, dqueries, rows, dim, seen.count, false);
     rotate(a, dqueries, rows, row, true);
     if (a.positions) positions.add_query_gradients(ds, stride, queries, dqueries, row, rows);
     narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
-    multiply<true>(ds, stride, queries, dkeys + start, seen.count, dim, rows, row || adds_from_first);
-    if (a.positions) positions.add_key_gradients(ds, stride, dkeys, row, rows);
-    multiply<true>(p, stride, douts, dvalues + start, seen.count, dim, rows, row || adds_from_first);
+    multiply<true>(ds, stride, queries, of_keys.dkeys + start, seen.count, dim, rows, row || !first);
+    if (a.positions) positions.add_key_gradients(ds, stride, of_keys.dkeys, row, rows);
+    multiply<true>(p, stride, douts, of_keys.dvalues + start, seen.count, dim, rows, row || !first);
   }
-  rotate(a, dkeys, length, 0, true);
-  narrow(dkeys, length, dim, 1.f, dk, a.grad_stride);
-  narrow(dvalues, length, dim, 1.f, dv, a.grad_stride);
   if (a.ddistance && task.length_q && length)
     __builtin_memcpy(
         a.ddistance + task.head * a.ddistance_stride + task.first_q + task.first_k, ddistance,
         distances * sizeof(float));
+}
+
+// p = exp(s - lse);  dv = drop(p)^T dout;  dp = drop(dout v^T);  ds = p (dp - sum_j p dp + dlse);
+// dq = scale ds k;  dk = scale ds^T q.
+// The sum over j equals out . dout, but `out` was rounded to its storage type, so the sum is computed here. exp(s -
+// lse) carries lse's rounding error, which a large mean of dp would multiply. So p is divided by its sum; then the mean
+// of dp has no effect on ds.
+template <class T>
+static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
+  const int64_t dim = a.head_dim, length = task.length_k;
+  const int64_t size = length * dim, panels_size = panels_length(length) * dim;
+  const T* k = rows_of<T>(a.k, task.first_k, task.head);
+  const T* v = rows_of<T>(a.v, task.first_k, task.head);
+  T* dk = (T*)a.dk + task.first_k * a.key_grad_stride + task.head * dim;
+  T* dv = (T*)a.dv + task.first_k * a.key_grad_stride + task.head * dim;
+  float* keys_t = scratch;
+  float* values_t = keys_t + panels_size;
+  float* keys = values_t + panels_size;
+  float* dkeys = keys + size;
+  float* dvalues = dkeys + size;
+  // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
+  const bool set_by_first = a.window_left < 0 && a.window_right < 0 && task.length_q;
+  if (!set_by_first) __builtin_memset(dkeys, 0, 2 * size * sizeof(float));
+  read_keys(a, k, length, keys);
+  widen_transposed(keys, dim, length, dim, keys_t);
+  widen_transposed(v, a.v.token_stride, length, dim, values_t);
+  for (int64_t member = 0; member < a.group; ++member) {
+    AttentionTask of_head = task;
+    of_head.head = task.head * a.group + member;
+    attention_backward_queries<T>(
+        a, of_head, {keys, keys_t, values_t, dkeys, dvalues}, set_by_first && !member, dvalues + size);
+  }
+  rotate(a, dkeys, length, 0, true);
+  narrow(dkeys, length, dim, 1.f, dk, a.key_grad_stride);
+  narrow(dvalues, length, dim, 1.f, dv, a.key_grad_stride);
 }
 
 void attention_forward(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {

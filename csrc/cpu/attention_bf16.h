@@ -109,16 +109,15 @@ void attention_bf16(const Attention& a, const AttentionTask& task, float* scratc
   float* widened = scores + kAttentionRows * scores_stride(length);  // rotated keys, then rotated queries and results
   const ScoreBias bias(a, task, widened + (length > kAttentionRows ? length : kAttentionRows) * dim);
   const float* q = rows_of<float>(a.q, task.first_q, task.head);
-  const float* k = rows_of<float>(a.k, task.first_k, task.head);
+  const float* k = rows_of<float>(a.k, task.first_k, task.head / a.group);
   float* out = (float*)a.out + task.first_q * out_stride + task.head * dim;
-  if (a.rotary) {
-    widen(k, a.k.token_stride, length, dim, 1.f, widened);
-    rotate(a, widened, length, 0, false);
+  if (changes_keys(a)) {
+    read_keys(a, k, length, widened);
     pack_keys(widened, dim, length, dim, keys);
   } else {
     pack_keys(k, a.k.token_stride, length, dim, keys);
   }
-  pack_values(rows_of<float>(a.v, task.first_k, task.head), a.v.token_stride, length, dim, value_panel, values);
+  pack_values(rows_of<float>(a.v, task.first_k, task.head / a.group), a.v.token_stride, length, dim, value_panel, values);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
     const VisibleKeys seen(a, task, row, rows);
@@ -127,8 +126,7 @@ void attention_bf16(const Attention& a, const AttentionTask& task, float* scratc
       continue;
     }
     const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
-    widen(q + row * a.q.token_stride, a.q.token_stride, rows, dim, a.scale, widened);
-    rotate(a, widened, rows, row, false);
+    read_queries(a, q + row * a.q.token_stride, rows, row, widened);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t d = 0; d < dim; d += kLanes) store_pairs(queries + r * query_stride + 2 * d, load(widened + r * dim + d));
     multiply_pairs(

@@ -63,7 +63,7 @@ void layer_attention(
     const LayerAttention& l, const void* x, float* attended, int64_t first_sequence, int64_t last_sequence,
     float* scratch) {
   const int64_t first = l.offsets[first_sequence], rows = l.offsets[last_sequence] - first;
-  const int64_t columns = l.qkv.columns, width = columns / 3, depth = l.qkv.depth;
+  const int64_t columns = l.qkv.columns, width = l.terms.num_heads * l.terms.head_dim, depth = l.qkv.depth;
   float* qkv = scratch;
   float* widened = qkv + rows * columns;
   float* lse = widened + (l.bf16 ? rows * depth : 0);
@@ -72,9 +72,7 @@ void layer_attention(
   fill_with_bias(l.qkv.bias, columns, qkv, columns, rows);
   add_product(x_rows, depth, l.qkv, 0, depth, 0, columns, qkv, columns, rows, l.qkv.weight);
   Attention a = l.terms;
-  a.q = {qkv, columns, a.head_dim};
-  a.k = {qkv + width, columns, a.head_dim};
-  a.v = {qkv + 2 * width, columns, a.head_dim};
+  set_packed(a, qkv);
   a.total_q = rows;
   a.out = attended + first * width;
   a.lse = lse;
@@ -104,6 +102,7 @@ void layer_after_attention(
   };
   fill_with_bias(l.attention_out.bias, hidden, h, hidden, rows);
   add_product(attended, width, l.attention_out, 0, width, 0, hidden, h, hidden, rows, l.up.weight);
+  if (l.attention_own_norm.weight) normalise(h, nullptr, nullptr, l.attention_own_norm);
   const float* residual_rows = widened_rows(residual, l.bf16, start, count, widened);
   normalise(h, residual_rows, l.pre_norm ? sums : nullptr, l.attention_norm);
   fill_with_bias(l.down.bias, hidden, out, hidden, rows);
@@ -121,6 +120,7 @@ void layer_after_attention(
         inner, kInnerColumns, l.down, left, columns, 0, hidden, out, hidden, rows,
         panel_at(l.up, 0, left + columns < inner_width ? left + columns : 0));
   }
+  if (l.down_own_norm.weight) normalise(out, nullptr, nullptr, l.down_own_norm);
   if (!l.pre_norm) {
     normalise(out, h, nullptr, l.out_norm);
   } else {

@@ -197,6 +197,7 @@ class ModelArguments(TypedDict, total=False):
     batch: PackedBatch
     target: PackedBatch
     labels: Tensor
+    label_smoothing: float
     max_labels: int
     pair_labels: Tensor
     uniform_samples: Tensor

@@ -120,6 +120,14 @@ BART_ENTRY: dict = dict(
     no_heads="transformers' heads read the decoder",
     no_positions="its forward takes none",
 )
+EUROBERT_SIZES = SIZES | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3)
+EUROBERT_ENTRY: dict = dict(
+    linears=ROTARY_LINEARS,
+    no_prefix="rotary positions",
+    sees_distances=True,
+    no_answers="transformers has no class for it",
+    no_head_in_peft="it looks for 'classifier', not for 'dense'",
+)
 BY_NAME = {
     "bert": Family("Bert", token_types=True),
     "roberta": Family("Roberta", ROBERTA_SIZES),
@@ -207,14 +215,32 @@ BY_NAME = {
         no_prefix="rotary positions",
         sees_distances=True,
     ),
-    "eurobert": Family(
+    "eurobert": Family("EuroBert", EUROBERT_SIZES, **EUROBERT_ENTRY),
+    "eurobert-grouped": Family(
         "EuroBert",
-        SIZES | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3),
+        EUROBERT_SIZES | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16),
+        **EUROBERT_ENTRY,
+    ),
+    "qwen3": Family(
+        "Qwen3",
+        SIZES
+        | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, is_causal=False)
+        | dict(pad_token_id=0),
         linears=ROTARY_LINEARS,
+        no_heads="transformers' heads read the last token",
         no_prefix="rotary positions",
         sees_distances=True,
-        no_answers="transformers has no class for it",
-        no_head_in_peft="it looks for 'classifier', not for 'dense'",
+    ),
+    "gemma3": Family(
+        "Gemma3Text",
+        SIZES
+        | dict(num_attention_heads=4, num_key_value_heads=1, head_dim=16, pad_token_id=0)
+        | dict(query_pre_attn_scalar=24, sliding_window=8, use_bidirectional_attention=True)
+        | dict(layer_types=["sliding_attention", "full_attention"]),
+        linears=ROTARY_LINEARS,
+        no_heads="transformers' heads read the last token",
+        no_prefix="rotary positions",
+        sees_distances=True,
     ),
     "esm": Family(
         "Esm",

@@ -118,7 +118,7 @@ def gradients(model):
     own, grads = dict(model.named_parameters()), {}
     for name, several in model.family_names(with_prefix=not isinstance(model, Encoder)).items():
         if own[name].grad is not None:
-            grads |= zip(several, own[name].grad.chunk(len(several)), strict=True)
+            grads |= zip(several, model.parts(name, own[name].grad, len(several)), strict=True)
     return grads
 
 
@@ -259,7 +259,7 @@ def test_autocast(family, tmp_path):
 def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
     layers = ARCHITECTURES[config(family).model_type].config_names["num_layers"]
     # As few layers as show everything: compiling a graph takes a second.
-    count = 2 if family in ("albert", "modernbert", "umt5") else 1
+    count = 2 if family in ("albert", "modernbert", "umt5", "gemma3") else 1
     ours = Encoder.from_pretrained(save(model(family, **{layers: count}), tmp_path))
     torch.compiler.reset()  # otherwise it would give up after some recompilations
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
@@ -405,6 +405,18 @@ SWITCHES = [
     (
         "eurobert",
         dict(attention_bias=True, mlp_bias=True, classifier_pooling="bos", hidden_act="gelu"),
+    ),
+    ("eurobert-grouped", dict(num_key_value_heads=1, attention_bias=True)),
+    ("qwen3", dict(num_key_value_heads=4, attention_bias=True)),
+    ("qwen3", dict(head_dim=32, rms_norm_eps=1e-3, hidden_act="gelu")),
+    ("gemma3", dict(head_dim=32, attention_bias=True, hidden_activation="silu", rms_norm_eps=1e-3)),
+    (
+        "gemma3",
+        dict(
+            layer_types=["full_attention", "sliding_attention"],
+            sliding_window=5,
+            num_key_value_heads=4,
+        ),
     ),
     ("eurobert", dict(tie_word_embeddings=True, classifier_pooling="mean", head_dim=32)),
     (

@@ -213,7 +213,12 @@ def jina_folder(theirs, folder):
 
 def test_a_folder_of_jinas_remote_code(tmp_path):
     theirs, batch = model("jina_embeddings_v3"), padded_batch("jina_embeddings_v3")
-    ours = Encoder.from_pretrained(jina_folder(theirs, tmp_path / "hub"))
+    folder = jina_folder(theirs, tmp_path / "hub")
+    ours = Encoder.from_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text()) | {"lora_adaptations": ["separation"]}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="lora_adaptations must be empty"):
+        Encoder.from_pretrained(folder)
     ours.save_pretrained(tmp_path / "saved")
     for m in (theirs, type(theirs).from_pretrained(tmp_path / "saved").eval()):
         with torch.no_grad():

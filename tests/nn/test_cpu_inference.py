@@ -111,8 +111,8 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     assert reason(layer) is None
     assert unsupported_reason(layer.layer_call()) == "gradients are on"
     assert "multiples of 16" in reason(Layer(layer_variant(inner=40), MANY))
-    wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=144))
-    assert "at most 128, it is 144" in cpu_inference.weights_reason(layer.weights(), wide)
+    wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=272))
+    assert "at most 256, it is 272" in cpu_inference.weights_reason(layer.weights(), wide)
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None

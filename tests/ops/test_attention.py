@@ -4,6 +4,7 @@ import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
+from fastenc.nn.rotary import RotarySpec, rotary_table
 from fastenc.ops import attention, cross_attention, dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, small_call, truth
@@ -11,7 +12,7 @@ from tests.helpers.extension import needs_cpp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("dim", [16, 32, 48, 64, 96, 128])
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 96, 128, 256])
 def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, dim, dtype):
     qkv, cu_seqlens, longest = packed(EDGE_LENGTHS, 2, dim, dtype)
     dout = torch.randn(qkv.shape[0], 2, dim).to(dtype)
@@ -26,6 +27,52 @@ def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, d
         torch.autograd.grad(exact, exact_qkv, dout.double())[0],
         "dqkv",
     )
+
+
+@pytest.mark.parametrize(
+    ("impl", "dtype", "key_heads"),
+    [
+        ("cpp", torch.float32, 1),
+        ("cpp", torch.float32, 2),
+        ("cpp", torch.bfloat16, 2),
+        ("triton", torch.float32, 2),
+    ],
+)
+def test_grouped_queries_keep_the_budget(impl, dtype, key_heads, request):
+    """Against heads of their own with the same keys and values, with window, relative bias and rotation."""
+    if impl == "triton":
+        request.getfixturevalue("triton_target")
+    lengths, heads, dim = (5, 1, 33, 0, 70), 4, 16
+    qkv = torch.randn(sum(lengths), heads + 2 * key_heads, dim).to(dtype).requires_grad_()
+    options = {
+        "window_size": (20, 9),
+        "relative_bias": torch.randn(heads, 13).requires_grad_(),
+        "rotary": rotary_table(RotarySpec(dim, 100.0), 70, "cpu"),
+    }
+    dout, exact_qkv = torch.randn(len(qkv), heads, dim), qkv.detach().double().requires_grad_()
+    results = []
+    for x, name in ((qkv, impl), (qkv, "reference"), (exact_qkv, "reference")):
+        plain_call = (x, offsets_of(lengths), 70)
+        call = {**options, "num_key_heads": key_heads}
+        if name == "reference":
+            q, k, v = x.split((heads, key_heads, key_heads), 1)
+            k, v = (each.repeat_interleave(heads // key_heads, 1) for each in (k, v))
+            plain_call, call = (torch.stack([q, k, v], 1), *plain_call[1:]), options
+        out = attention(*plain_call, **call, impl=name)
+        inputs = (x, options["relative_bias"])
+        results.append((out, *torch.autograd.grad(out, inputs, dout.to(out.dtype))))
+    for index, values in enumerate(zip(*results, strict=True)):
+        assert_within_budget(*values, f"result {index}")
+    grouped = attention(
+        qkv, offsets_of(lengths), 70, num_key_heads=key_heads, dropout_p=0.3,
+        rng_state=torch.tensor([1, 2]), impl=impl,
+    )  # fmt: skip
+    reference = attention(
+        qkv, offsets_of(lengths), 70, num_key_heads=key_heads, dropout_p=0.3,
+        rng_state=torch.tensor([1, 2]), impl="reference",
+    )  # fmt: skip
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(grouped, reference, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (20, 20)], ids=["full", "window"])
@@ -197,8 +244,13 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
         ({"dropout_p": -0.1}, "dropout_p must be in \\[0, 1\\)"),
         (
             {"qkv": torch.zeros(6, 3, 2, 20), "impl": "cpp"},
-            "head_dim must be a multiple of 16 up to 128, got 20",
+            "head_dim must be a multiple of 16 up to 256, got 20",
         ),
+        (
+            {"qkv": torch.zeros(6, 7, 16), "num_key_heads": 2},
+            r"shape \(total_tokens, num_heads \+ 2 \* 2, head_dim\) with num_heads a multiple of 2",
+        ),
+        ({"num_key_heads": 1}, r"num_heads \+ 2 \* 1, head_dim\), got .* \(6, 3, 2, 16\)"),
     ],
 )
 def test_bad_input_is_named(change, message):

@@ -28,7 +28,10 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
 
 
 def send_arguments(arguments: Arguments, device: torch.device) -> Arguments:
-    """A model's keyword arguments with tensors and batches copied to ``device``; integers are kept."""
+    """A model's keyword arguments with tensors and batches copied to ``device``; numbers are kept."""
     move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
-    sent = {n: value if isinstance(value, int) else move(value) for n, value in arguments.items()}
+    sent = {
+        name: value if isinstance(value, int | float) else move(value)
+        for name, value in arguments.items()
+    }
     return cast(Arguments, sent)

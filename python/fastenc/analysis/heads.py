@@ -12,7 +12,7 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.features import features_of
 from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
-from fastenc.ops import head_statistics, rotary
+from fastenc.ops import head_statistics, rms_norm, rotary
 from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
@@ -62,12 +62,18 @@ def visit_heads(
             stack(of_layer.qkv_weights),
             stack_biases(of_layer.qkv_biases, of_layer.qkv_weights),
         )
-        rows = 2 * spec.num_heads * spec.head_dim
+        heads, key_heads, _ = spec.heads
+        rows = (heads + key_heads) * spec.head_dim
         qk = linear(x, weight[:rows], None if bias is None else bias[:rows])
-        q, k = qk.view(x.shape[0], 2, spec.num_heads, spec.head_dim).unbind(1)
+        q, k = qk.view(x.shape[0], heads + key_heads, spec.head_dim).split((heads, key_heads), 1)
+        if spec.head_norm_eps is not None:
+            q = rms_norm(q, of_layer.query_norm_weight, eps=spec.head_norm_eps)
+            k = rms_norm(k, of_layer.key_norm_weight, eps=spec.head_norm_eps)
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:
             q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))
+        if heads != key_heads:
+            k = k.repeat_interleave(heads // key_heads, 1)
         statistics = head_statistics(
             q,
             k,

@@ -62,8 +62,9 @@ class Evaluate(Command):
             write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
         if self.report is not None:
             predictions = task.predict_encoded(model, data, examples, self.batch_size)
-            for name, lines in task.report(model, data, predictions).items():
+            files = task.report(model, data, predictions)
+            for name, lines in files.items():
                 text = "".join(f"{line}\n" for line in lines)
                 write(self.report / name, lambda path, text=text: path.write_text(text, "utf-8"))
-            print(f"classes, confusion matrix and mistakes in {self.report}")
+            print(f"{', '.join(files)} in {self.report}")
         print(format_metrics(metrics, task.metric_titles(model)))

@@ -11,7 +11,7 @@ from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import Command
 from fastenc.cli.task_options import all_task_options
 from fastenc.cli.training import run_trainer
-from fastenc.models import checkpoint
+from fastenc.models import Seq2Seq, checkpoint
 from fastenc.models.adapters.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
 from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.tasks.base import MIX
@@ -95,7 +95,12 @@ class AdaptOptions:
         return method() if self.adapt_size is None else method(self.adapt_size)
 
     def check_start(self, task: Task, model_name: str) -> None:
-        """Raises: ValueError for --adapt features with a task without a head, or for a model that has an adaptation."""
+        """Raises: ValueError if the task's model cannot have what --adapt adds, or if the model has an adaptation."""
+        if self.adapt in METHODS and issubclass(task.model_class, Seq2Seq):
+            raise ValueError(
+                f"--adapt {self.adapt} adds parameters to encoders, but {task.name} trains an encoder-decoder: leave "
+                "it out, or give --adapt features to train the decoder alone"
+            )
         if self.adapt == "features" and task.model_class.architecture == "Model":
             raise ValueError(
                 f"--adapt features trains a head on a frozen encoder's outputs, but {task.name} has no head: give "
@@ -125,7 +130,7 @@ class AdaptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Command):
-    """Fine-tune an encoder on a task.
+    """Fine-tune an encoder, or an encoder-decoder, on a task.
 
     Examples:
     fastenc finetune runs/small train.tsv --dev dev.tsv -o runs/sst2
@@ -136,6 +141,7 @@ class Finetune(Command):
     fastenc finetune runs/small stsb.tsv --dev dev.tsv -t sentence1 -t sentence2 --label score --regression -o runs/sts
     fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner
     fastenc finetune runs/small train.conll --task span-ner --inner-tag-column 3 --dev dev.conll -o runs/nested
+    fastenc finetune runs/t5 train.tsv --task seq2seq --source sentence --target label --dev dev.tsv -o runs/labels
     fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors
     """
 

@@ -29,6 +29,7 @@ from fastenc.data.span_examples import SpanExample, collate_spans, encode_spans
 from fastenc.data.store import StoredExamples, TokenStore, is_store
 from fastenc.data.store_writer import write_store
 from fastenc.data.tagging import TaggingExample, collate_tagging, encode_tagged
+from fastenc.data.text_to_text import TextToTextData, TextToTextExample, read_text_to_text
 from fastenc.data.tokenizer_training import train_tokenizer
 
 __all__ = [
@@ -44,6 +45,8 @@ __all__ = [
     "StoredExamples",
     "TaggedData",
     "TaggingExample",
+    "TextToTextData",
+    "TextToTextExample",
     "TokenStore",
     "collate_classification",
     "collate_spans",
@@ -64,6 +67,7 @@ __all__ = [
     "read_labelled",
     "read_languages",
     "read_tagged",
+    "read_text_to_text",
     "read_texts",
     "read_unlabelled",
     "read_words",

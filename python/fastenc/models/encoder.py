@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
     NormSpec,
+    OwnNormFactors,
+    norm_factor,
 )
 from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
 from fastenc.nn.prepend import prepend_rows
@@ -102,17 +104,32 @@ class EncoderLayer(nn.Module):
         width, attention, inner = config.hidden_size, spec.attention, spec.feed_forward
         heads_width = attention.num_heads * attention.head_dim
         inner_rows = inner.intermediate_size * (2 if inner.gated else 1)
-        self.qkv = nn.Linear(width, 3 * heads_width, bias=biases.qkv and biases.key)
+        qkv_width = sum(attention.heads) * attention.head_dim
+        self.qkv = nn.Linear(width, qkv_width, bias=biases.qkv and biases.key)
         new_bias = lambda: (
             nn.Parameter(torch.zeros(heads_width)) if biases.qkv and not biases.key else None
         )
         self.query_bias, self.value_bias = new_bias(), new_bias()
-        self._attention = attention
+        self._spec = spec
         self.attention_out = nn.Linear(heads_width, width, bias=biases.attention_out)
         self.attention_norm = make_norm(spec.attention_norm, width, biases.norm)
         self.up = nn.Linear(width, inner_rows, bias=biases.up)
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
         self.out_norm = make_norm(spec.out_norm, width, biases.norm)
+        # Norms that only some families have: of each head's queries and keys, and of the sublayers' outputs.
+        of_heads = (
+            None
+            if attention.head_norm_eps is None
+            else replace(spec.out_norm, norm_type="rms", eps=attention.head_norm_eps)
+        )
+        self.query_norm, self.key_norm = (
+            None if of_heads is None else make_norm(of_heads, attention.head_dim, False)
+            for _ in range(2)
+        )
+        self.attention_own_norm, self.down_own_norm = (
+            make_norm(norm, width, False) if spec.own_norms else None
+            for norm in (spec.attention_norm, spec.out_norm)
+        )
         own = config.architecture.position_modules(config).own_projections
         project = lambda term, bias: (
             nn.Linear(width, heads_width, bias=bias) if term in own else None
@@ -134,22 +151,25 @@ class EncoderLayer(nn.Module):
         of_globals = self.global_qkv
         qkv_bias: Tensor | None = self.qkv.bias
         if self.query_bias is not None and self.value_bias is not None:
-            qkv_bias = self._attention.bias_without_key(self.query_bias, self.value_bias)
+            attention = self._spec.attention
+            qkv_bias = attention.bias_without_key(self.query_bias, self.value_bias)
+        norms = self._spec.attention_norm, self._spec.out_norm
         return LayerWeights(
             (self.qkv.weight,),
             (qkv_bias,),
             self.attention_out.weight,
             self.attention_out.bias,
-            self.attention_norm.weight,
+            norm_factor(self.attention_norm.weight, norms[0]),
             getattr(self.attention_norm, "bias", None),
             (self.up.weight,),
             (self.up.bias,),
             self.down.weight,
             self.down.bias,
-            self.out_norm.weight,
+            norm_factor(self.out_norm.weight, norms[1]),
             getattr(self.out_norm, "bias", None),
             *_parameters(self.position_key),
             *_parameters(self.position_query),
+            *_own_norm_factors(self, norms),
             cross=None if self.cross is None else self.cross.weights(),
             global_qkv=None
             if of_globals is None
@@ -467,6 +487,17 @@ def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
     if has_unread and encoder.pooler is not None:
         encoder.pooler.requires_grad_(False)
     return encoder
+
+
+def _own_norm_factors(layer: EncoderLayer, norms: tuple[NormSpec, NormSpec]) -> OwnNormFactors:
+    """The factors of the norms that only some families have, None for a missing one."""
+    factor = lambda module, spec: None if module is None else norm_factor(module.weight, spec)
+    return (
+        factor(layer.query_norm, norms[1]),
+        factor(layer.key_norm, norms[1]),
+        factor(layer.attention_own_norm, norms[0]),
+        factor(layer.down_own_norm, norms[1]),
+    )
 
 
 def _parameters(module: nn.Linear | None) -> tuple[Tensor | None, Tensor | None]:

@@ -14,6 +14,7 @@ from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
+from fastenc.nn.layer_norm import OffsetRMSNorm
 from fastenc.nn.scalar_mix import ScalarMix
 from fastenc.packing import PackedBatch
 from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
@@ -235,6 +236,15 @@ class PretrainedModel(nn.Module):
         if self.tokenizer is not None:
             save_tokenizer(self.tokenizer, folder)
 
+    def parts(self, name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
+        """The ``count`` tensors of a checkpoint that are stacked in our parameter of this name, or its gradient."""
+        if count == 1:
+            return (tensor,)
+        module = name.rpartition(".")[0]
+        return tensor.split(
+            self.config.architecture.stacked_rows(self.config, module, tensor.shape[0], count)
+        )
+
     def _class_name(self) -> str:
         """The name of transformers' class for this model."""
         architecture = self.config.architecture
@@ -246,7 +256,7 @@ class PretrainedModel(nn.Module):
         tensors: dict[str, Tensor] = {}
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
-            tensors.update(zip(theirs, state[ours].chunk(len(theirs)), strict=True))
+            tensors.update(zip(theirs, self.parts(ours, state[ours], len(theirs)), strict=True))
         prefix = _prefix_of(self.config) if self.architecture != "Model" else ""
         for name, value in self.config.architecture.constant_values(self.config).items():
             tensors[prefix + name] = value
@@ -283,6 +293,8 @@ class PretrainedModel(nn.Module):
                 nn.init.normal_(module.weight, std=std)
             else:
                 nn.init.trunc_normal_(module.weight, std=std, a=-cutoff * std, b=cutoff * std)
+        elif isinstance(module, OffsetRMSNorm):
+            nn.init.zeros_(module.weight)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, ScalarMix):
@@ -371,9 +383,8 @@ class PretrainedModel(nn.Module):
                 if not optional:
                     missing += absent
                 continue
-            rows, *columns = state[ours].shape
-            expected = (rows // len(theirs), *columns)
-            for name in theirs:
+            for name, part in zip(theirs, self.parts(ours, state[ours], len(theirs)), strict=True):
+                expected = tuple(part.shape)
                 if tensors[name].shape != expected:
                     raise ValueError(
                         f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensors[name].shape)}, but "

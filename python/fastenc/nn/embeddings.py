@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastenc._base import debug
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer import normalise
-from fastenc.nn.layer_norm import LayerNorm, RMSNorm
+from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
 from fastenc.packing import PackedBatch
@@ -252,7 +252,7 @@ def _normalised(spec: EmbeddingSpec, tables: EmbeddingTables, x: Tensor) -> Tens
 
 def make_norm(spec: NormSpec, width: int, bias: bool) -> LayerNorm | RMSNorm:
     if spec.norm_type == "rms":
-        return RMSNorm(width, eps=spec.eps)
+        return (OffsetRMSNorm if spec.plus_one else RMSNorm)(width, eps=spec.eps)
     return LayerNorm(width, eps=spec.eps, bias=bias)
 
 

@@ -19,6 +19,8 @@ from fastenc.nn.layer_call import (
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
+    HEAD_NORMS,
+    OWN_NORMS,
     LayerCall,
 )
 from fastenc.nn.layer_spec import (
@@ -31,6 +33,7 @@ from fastenc.nn.layer_spec import (
     LayerState,
     LayerWeights,
     NormSpec,
+    norm_factor,
     stack,
     stack_biases,
 )
@@ -52,10 +55,12 @@ from fastenc.ops.gemm import linear
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
-    | {"interleaved"}
+    | {"interleaved", "key_heads"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
+    | HEAD_NORMS
+    | OWN_NORMS
     | BLOCK_SPARSE
     | CROSS_ATTENTION
     | {"cache"}
@@ -75,6 +80,7 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
 
     A layer with a source has a third sublayer between the two, of the same form: c = Norm(h + Attention(h, source)).
+    With own norms, Attention(x) and FFN(h) are normalised before they are added.
 
     Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
         autocast's dtype.
@@ -158,7 +164,8 @@ def start(x: Tensor, norm: tuple[Tensor, Tensor | None] | None, spec: NormSpec) 
     """The first layer's state for the embeddings' output x: (x, x), or (Norm(x), x) if the stack begins with a norm."""
     if norm is None:
         return LayerState(x, x)
-    return LayerState(normalise(x, *norm, spec), x)
+    weight, bias = norm
+    return LayerState(normalise(x, norm_factor(weight, spec), bias, spec), x)
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor | None, spec: NormSpec) -> Tensor:
@@ -206,7 +213,9 @@ def _attend(
     dropout: LayerDropout,
     added: LayerAdaptation,
 ) -> Tensor:
-    """Attention of q, k and v (total_tokens, 3, num_heads, head_dim): (total_tokens, num_heads * head_dim)."""
+    """Attention of the result of ``spec.split_qkv``: (total_tokens, num_heads * head_dim)."""
+    if spec.head_norm_eps is not None:
+        qkv = normalise_heads(qkv, w, spec)
     if spec.position_terms:
         assert inputs.relative_positions is not None  # the stack makes them for every such layer
         keys, queries = project_positions(
@@ -257,6 +266,7 @@ def _attend(
         window_size=spec.window,
         relative_bias=inputs.relative_bias,
         rotary=inputs.rotary,
+        num_key_heads=spec.key_heads or None,
     )
     return (attended if rows is None else attended[rows]).flatten(1)
 
@@ -292,6 +302,15 @@ def attend_globally(
         rng_state=dropout.rng_states[0],
         softmax_scale=spec.scale,
     )
+
+
+def normalise_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec) -> Tensor:
+    """The result of ``spec.split_qkv`` with an RMSNorm of each query and each key."""
+    assert spec.head_norm_eps is not None
+    q, k, v = spec.parts(qkv)
+    q = rms_norm(q, w.query_norm_weight, eps=spec.head_norm_eps)
+    k = rms_norm(k, w.key_norm_weight, eps=spec.head_norm_eps)
+    return torch.cat([q, k, v], 1).view(qkv.shape)
 
 
 def attend_to_cache(
@@ -445,6 +464,7 @@ def _end_attention(
         pre_norm,
         (dropout.attention_out, dropout.rng_states[1]),
         added.after_attention,
+        w.attention_own_norm_weight,
     )
 
 
@@ -470,6 +490,7 @@ def _feed_forward(
         spec.pre_norm,
         (dropout.down, dropout.rng_states[2]),
         added.after_feed_forward,
+        w.down_own_norm_weight,
     )
 
 
@@ -511,9 +532,12 @@ def _end_sublayer(
     pre_norm: bool,
     dropout: tuple[float, Tensor | None],
     bottleneck: Bottleneck | None,
+    own_norm_weight: Tensor | None,
 ) -> LayerState:
-    """The next sublayer's state: x = Norm(residual + dropout(y + x_bias)), and its residual."""
+    """The next sublayer's state: x = Norm(residual + dropout(OwnNorm(y + x_bias))), and its residual."""
     (x_bias, weight, bias), (dropout_p, rng_state) = affine, dropout
+    if own_norm_weight is not None:
+        y, x_bias = rms_norm(y, own_norm_weight, x_bias=x_bias, eps=norm.eps), None
     if bottleneck is not None:
         biased = y if x_bias is None else y + x_bias.to(y.dtype)
         y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)

@@ -26,6 +26,9 @@ DISENTANGLED = frozenset(
 # The features of global tokens (fastenc.nn.layer.attend_globally). Without any in the batch, a layer has a window.
 GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv"})
 GLOBAL_TOKENS = frozenset({"global_tokens"})
+# The features of RMSNorm of queries and keys, and of norms of the sublayers' outputs.
+HEAD_NORMS = frozenset({"head_norm_eps", "query_norm_weight", "key_norm_weight"})
+OWN_NORMS = frozenset({"own_norms", "attention_own_norm_weight", "down_own_norm_weight"})
 # The features of block-sparse attention (fastenc.nn.block_plan).
 BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 

@@ -58,8 +58,22 @@ class RMSNorm(nn.RMSNorm):
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         dropout_p = dropout_p if self.training else 0.0
         return rms_norm(
-            x, self.weight, residual=residual, x_bias=x_bias, dropout_p=dropout_p, eps=eps
+            x, self.factor(), residual=residual, x_bias=x_bias, dropout_p=dropout_p, eps=eps
         )
+
+    def factor(self) -> Tensor | None:
+        """What the normalised rows are multiplied by."""
+        return self.weight
+
+
+class OffsetRMSNorm(RMSNorm):
+    """:class:`RMSNorm` that multiplies by 1 + weight, as Gemma's does; its weight begins at 0."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def factor(self) -> Tensor:
+        return 1.0 + self.weight.float()
 
 
 def _check_one_dimension(module) -> None:

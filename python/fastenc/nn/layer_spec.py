@@ -24,10 +24,14 @@ from fastenc.ops.block_sparse_attention import BlockPlan
 
 @dataclass(frozen=True)
 class NormSpec:
-    """LayerNorm (norm_type "layer") or RMSNorm (norm_type "rms"). The weights show whether it has a bias."""
+    """LayerNorm (norm_type "layer") or RMSNorm (norm_type "rms"). The weights show whether it has a bias.
+
+    ``plus_one``: the factor is 1 + weight (Gemma); :func:`norm_factor` makes it of a module's weight.
+    """
 
     norm_type: str = "layer"
     eps: float = size(default=1e-12)
+    plus_one: bool = size(default=False)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class AttentionSpec:
         global_attention: the batch's global tokens see all tokens and are seen by all; see
             :func:`fastenc.ops.global_window_attention`.
         interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
+        key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
+            h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
+        head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
@@ -57,12 +64,28 @@ class AttentionSpec:
     random_blocks: int = 0
     interleaved: bool = False
     global_attention: bool = False
+    key_heads: int = 0
+    head_norm_eps: float | None = None
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """The numbers of heads of q, k and v."""
+        return self.num_heads, self.key_heads or self.num_heads, self.key_heads or self.num_heads
 
     def split_qkv(self, qkv: Tensor) -> Tensor:
-        """A view (tokens, 3, num_heads, head_dim) of the product (tokens, 3 num_heads head_dim)."""
+        """A view (tokens, 3, num_heads, head_dim) of the product (tokens, 3 num_heads head_dim).
+
+        With ``key_heads`` it is (tokens, num_heads + 2 key_heads, head_dim).
+        """
+        if self.key_heads:
+            return qkv.view(len(qkv), sum(self.heads), self.head_dim)
         if self.interleaved:
             return qkv.view(len(qkv), self.num_heads, 3, self.head_dim).transpose(1, 2)
         return qkv.view(len(qkv), 3, self.num_heads, self.head_dim)
+
+    def parts(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each (tokens, heads, head_dim), of the result of :meth:`split_qkv`."""
+        return qkv.split(self.heads, 1) if self.key_heads else qkv.unbind(1)
 
     def join_qkv(self, qkv: Tensor) -> Tensor:
         """The inverse of :meth:`split_qkv`; a copy if heads are interleaved."""
@@ -97,6 +120,8 @@ class LayerSpec:
         pre_norm: a sublayer's output is added to the preceding norm's input, not to its output.
         cross_norm: the norm that ends the sublayer between the other two, whose queries are the layer's tokens and
             whose keys are those of a source, with heads as in ``attention``; None: the layer has no such sublayer.
+        own_norms: a sublayer's output has a norm of its own before it is added, like ``attention_norm`` or ``out_norm``
+            but with another weight (Gemma).
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
     """
 
@@ -106,6 +131,7 @@ class LayerSpec:
     out_norm: NormSpec
     pre_norm: bool = False
     cross_norm: NormSpec | None = None
+    own_norms: bool = False
     features: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,12 +158,17 @@ class GlobalWeights(NamedTuple):
     biases: tuple[Tensor | None, ...]
 
 
+# Of RMSNorms of queries and keys, and of norms of the two sublayers' outputs, where a layer has them.
+OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
 class LayerWeights(NamedTuple):
     """Weights (out_features, in_features) and biases (out_features,), which may be None.
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers. The position weights project relative positions; without any of them, those of
-    q and k do.
+    q and k do. ``query_norm_weight`` and ``key_norm_weight`` are (head_dim,); the own norms are those of the sublayers'
+    outputs.
     """
 
     qkv_weights: tuple[Tensor, ...]
@@ -156,6 +187,10 @@ class LayerWeights(NamedTuple):
     position_key_bias: Tensor | None = None
     position_query_weight: Tensor | None = None
     position_query_bias: Tensor | None = None
+    query_norm_weight: Tensor | None = None
+    key_norm_weight: Tensor | None = None
+    attention_own_norm_weight: Tensor | None = None
+    down_own_norm_weight: Tensor | None = None
     cross: CrossWeights | None = None
     global_qkv: GlobalWeights | None = None
 
@@ -320,6 +355,11 @@ class LayerState(NamedTuple):
 
     x: Tensor
     residual: Tensor
+
+
+def norm_factor(weight: Tensor, spec: NormSpec) -> Tensor:
+    """What a norm multiplies by, of its module's weight. 1 + weight is float32, as in transformers."""
+    return 1.0 + weight.float() if spec.plus_one else weight
 
 
 def stack(tensors: tuple[Tensor, ...]) -> Tensor:

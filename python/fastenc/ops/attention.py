@@ -29,6 +29,9 @@ from fastenc.reference.rotary import rotary as rotate_reference
 
 FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
 
+# The widest heads that the kernels take.
+WIDEST_CPP, WIDEST_TRITON = 256, 128
+
 declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
 
@@ -48,6 +51,7 @@ def attention(
     bounds: Tensor | None = None,
     blocks: AttentionBlocks | None = None,
     rng_state: Tensor | None = None,
+    num_key_heads: int | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> Any:
@@ -60,7 +64,8 @@ def attention(
     A token that sees no key (all keys are outside its window or have a bias of -inf) gets 0, and a gradient of 0.
 
     Args:
-        qkv: (total_tokens, 3, num_heads, head_dim), floating point. It is read in place if its last stride is 1.
+        qkv: (total_tokens, 3, num_heads, head_dim), floating point. It is read in place if its last stride is 1. With
+            num_key_heads it is (total_tokens, num_heads + 2 * num_key_heads, head_dim): queries, keys, values.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
         max_seqlen: host int, at least the longest sequence. On a GPU neither max_seqlen nor the offsets are checked,
             because that would wait for the device. If max_seqlen is too small, or the offsets end before the last
@@ -84,8 +89,10 @@ def attention(
             sequence.
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device. None: random, from the device's
             default generator.
+        num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
+            the queries reads head h // (num_heads / num_key_heads). A GPU copies keys and values for each head.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128), "reference" or
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 128), "reference" or
             "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
             sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout mask is
             not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
@@ -101,20 +108,16 @@ def attention(
         bias and gradient through softmax_lse.
     Differentiable: qkv, relative_bias.
     Source: Vaswani et al. 2017, arXiv:1706.03762; Press et al. 2021, arXiv:2108.12409 (ALiBi); Raffel et al.
-    2020, arXiv:1910.10683 (T5).
+    2020, arXiv:1910.10683 (T5); Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
     """
-    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
-        raise ValueError(
-            "attention: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
-            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
-        )
+    _check_qkv(qkv, num_key_heads)
     checks.check_device("attention", "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
     checks.check_window("attention", window_size)
     attention_call = self_attention_call(
         cu_seqlens,
         max_seqlen,
-        scale=qkv.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
+        scale=qkv.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
         dropout_p=dropout_p,
         rng_state=rng_state,
         alibi_slopes=alibi_slopes,
@@ -130,7 +133,22 @@ def attention(
         attention_call = attention_call._replace(
             all_blocks=blocks.all_blocks, long_blocks=blocks.long_blocks
         )
-    return _attend("attention", (qkv,), attention_call, return_lse, impl)
+    return _attend("attention", (qkv,), attention_call, return_lse, impl, num_key_heads)
+
+
+def _check_qkv(qkv: Tensor, num_key_heads: int | None) -> None:
+    if num_key_heads is None:
+        fits, shape = qkv.dim() == 4 and qkv.shape[1] == 3, "(total_tokens, 3, num_heads, head_dim)"
+    else:
+        shape = f"(total_tokens, num_heads + 2 * {num_key_heads}, head_dim)"
+        num_heads = qkv.shape[1] - 2 * num_key_heads if qkv.dim() == 3 else 0
+        fits = num_key_heads > 0 and num_heads > 0 and num_heads % num_key_heads == 0
+        shape += f" with num_heads a multiple of {num_key_heads}" if qkv.dim() == 3 else ""
+    if not fits or not qkv.is_floating_point():
+        raise ValueError(
+            f"attention: qkv must be floating point of shape {shape}, "
+            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
+        )
 
 
 def cross_attention(
@@ -215,8 +233,9 @@ def _attend(
     attention_call: AttentionCall,
     return_lse: bool,
     impl: str,
+    num_key_heads: int | None = None,
 ) -> Any:
-    q, k, v = _split(qkv)
+    q, k, v = _split(qkv, num_key_heads)
     heads, head_dim = q.shape[1:]
     checks.check_dropout(op, attention_call.dropout_p)
     checks.check_relative_bias(op, attention_call.relative_bias, q)
@@ -226,10 +245,10 @@ def _attend(
     if attention_call.bounds is not None:
         _check_bounds(op, attention_call.bounds, q)
     cpp_limit = triton_limit = None
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 128:
-        triton_limit = f"head_dim must be at most 128, got {head_dim}"
+    if head_dim % 16 or not 0 < head_dim <= WIDEST_CPP:
+        cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST_CPP}, got {head_dim}"
+    if not 0 < head_dim <= WIDEST_TRITON:
+        triton_limit = f"head_dim must be at most {WIDEST_TRITON}, got {head_dim}"
     chosen = choose(
         op,
         impl,
@@ -239,6 +258,8 @@ def _attend(
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "cudnn":
+        group = heads // k.shape[1]
+        k, v = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k, v))
         return cudnn_attention(q, k, v, attention_call, return_lse)
     attention_call = attention_call._replace(
         rng_state=checks.mask_rng_state(op, attention_call.rng_state, attention_call.dropout_p, q)
@@ -261,7 +282,7 @@ def _attend(
         x is not None and x.requires_grad for x in (*qkv, relative_bias)
     )
     if wants_grad:
-        out, lse = _Attention.apply(*attention_call, *qkv)
+        out, lse = _Attention.apply(*attention_call, num_key_heads, *qkv)
     else:
         out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *attention_call)
     return (out, lse) if return_lse else out
@@ -274,6 +295,8 @@ def _reference(
         q, k = (
             rotate_reference(x, attention_call.rotary, attention_call.cu_seqlens_q) for x in (q, k)
         )
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = (x if group == 1 else x.repeat_interleave(group, 1) for x in (k, v))
     return reference.attention(
         q,
         k,
@@ -349,17 +372,23 @@ def _check_biases(
     )
 
 
-def _split(qkv: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return qkv[0].unbind(1) if len(qkv) == 1 else qkv
+def _split(qkv: tuple[Tensor, ...], num_key_heads: int | None) -> tuple[Tensor, ...]:
+    if len(qkv) > 1:
+        return qkv
+    if num_key_heads is None:
+        return qkv[0].unbind(1)
+    return qkv[0].split((qkv[0].shape[1] - 2 * num_key_heads, num_key_heads, num_key_heads), 1)
 
 
 class _Attention(torch.autograd.Function):
-    """Arguments: the fields of an AttentionCall, then one qkv or q, k and v."""
+    """Arguments: the fields of an AttentionCall, num_key_heads, then one qkv or q, k and v."""
 
     @staticmethod
     def forward(ctx, *arguments):
-        attention_call, qkv = AttentionCall(*arguments[:FIELDS]), arguments[FIELDS:]
-        out, lse = torch.ops.fastenc.attention_fwd(*_split(qkv), *attention_call)
+        attention_call, qkv = AttentionCall(*arguments[:FIELDS]), arguments[FIELDS + 1 :]
+        ctx.num_key_heads = arguments[FIELDS]
+        q, k, v = _split(qkv, ctx.num_key_heads)
+        out, lse = torch.ops.fastenc.attention_fwd(q, k, v, *attention_call)
         # The backward computes the probabilities again.
         ctx.save_for_backward(out, lse, *attention_call.tensors(), *qkv)
         ctx.attention_call = attention_call.without_tensors()
@@ -377,13 +406,15 @@ class _Attention(torch.autograd.Function):
             dlse,
             out,
             lse,
-            *_split(qkv),
+            *_split(qkv, ctx.num_key_heads),
             *attention_call,
             len(qkv) == 1,
             wants_relative_bias,
             False,
         )
-        of_call = [None] * FIELDS
+        if len(qkv) == 1:
+            grads = [grads[0].view(qkv[0].shape)]
+        of_call = [None] * (FIELDS + 1)
         if wants_relative_bias:
             of_call[RELATIVE_BIAS] = drelative_bias
         return (*of_call, *grads[: len(qkv)])
@@ -409,14 +440,16 @@ def _fake_forward(q, *attention_call):
 def _fake_backward(dout, dlse, out, lse, q, k, v, *rest):
     relative_bias = AttentionCall(*rest[:FIELDS]).relative_bias
     packed, wants_relative_bias, wants_bias = rest[FIELDS:]
+    packed_heads = q.shape[1] + 2 * k.shape[1]
     if packed:
-        grads = (q.new_empty((q.shape[0], 3, *q.shape[1:])), q.new_empty(0), q.new_empty(0))
+        packed_shape = (q.shape[0], packed_heads, q.shape[2])
+        grads = (q.new_empty(packed_shape), q.new_empty(0), q.new_empty(0))
     else:
         grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
     return (
         *grads,
         torch.empty_like(relative_bias) if wants_relative_bias else q.new_empty(0),
-        q.new_empty(3 * q.shape[1] * q.shape[2], dtype=torch.float32)
+        q.new_empty(packed_heads * q.shape[2], dtype=torch.float32)
         if wants_bias
         else q.new_empty(0),
     )
@@ -427,9 +460,11 @@ define(
     _fake_forward,
     triton="attention.attention_forward",
 )
-# packed: q, k and v are views of one qkv. Then the first result is the gradient of qkv, and the next two are empty.
+# k and v may have fewer heads than q, which divide its number.
+# packed: q, k and v are views of one qkv. Then the first result is the gradient of qkv, (total_tokens, heads of all
+# three, head_dim), and the next two are empty.
 # wants_bias, only with packed: return the gradient of the projection's bias too, the sum of dqkv over the tokens,
-# float32 (3 * num_heads * head_dim,).
+# float32.
 define(
     f"attention_bwd(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_CALL}, bool packed, "
     "bool wants_relative_bias, bool wants_bias) -> (Tensor dq, Tensor dk, Tensor dv, Tensor drelative_bias, "
@@ -492,8 +527,11 @@ def _plain_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, key_bias=None, **biase
     return torch.cat(outputs)
 
 
-def _plain(qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, **biases) -> Tensor:
-    q, k, v = qkv.unbind(1)
+def _plain(
+    qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, num_key_heads=None, **biases
+) -> Tensor:
+    q, k, v = _split((qkv,), num_key_heads)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if rotary is not None:
         q, k = (rotated(x, rotary, cu_seqlens) for x in (q, k))
     return _plain_attention(q, k, v, cu_seqlens, cu_seqlens, **biases)
@@ -526,4 +564,14 @@ _attention_case(
     "rotary",
     lambda size, draw: {"rotary": draw.keep(rotary_table(size.longest, size.head_dim))},
 )
+
+
+def _grouped_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    divisors = [n for n in range(1, size.heads) if size.heads % n == 0]
+    key_heads = draw.choice(*(divisors or [1]))
+    heads = size.heads + 2 * key_heads
+    return {"qkv": draw.normal(size.tokens, heads, size.head_dim), "num_key_heads": key_heads}
+
+
+_attention_case("grouped queries", _grouped_inputs)
 declare_case(cross_attention, _cross_inputs, _plain_cross)

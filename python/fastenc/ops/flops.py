@@ -69,8 +69,9 @@ def _attention(products: int) -> Formula:
 
 def _layer_attention(a: dict[str, Any]) -> float:
     width = a["num_heads"] * a["head_dim"]
+    columns = width + 2 * a["num_key_heads"] * a["head_dim"]
     pairs = _pairs(a["cu_seqlens"], None, (a["max_seqlen"],) * 2, _window(a))
-    return 2 * a["x"].numel() * 3 * width + 4 * width * pairs
+    return 2 * a["x"].numel() * columns + 4 * width * pairs
 
 
 def _layer_after_attention(a: dict[str, Any]) -> float:

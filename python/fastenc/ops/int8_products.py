@@ -74,16 +74,17 @@ library.define(
 # attention multiplies bfloat16.
 library.define(
     "int8_layer_attention(Tensor x, Tensor qkv, Tensor? qkv_bias, Tensor cu_seqlens, int max_seqlen, int num_heads,"
-    " int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, int window_left, int window_right,"
-    " bool bf16) -> Tensor",
-    lambda x, qkv, bias, cu_seqlens, longest, heads, dim, *_: x.new_empty(
+    " int num_key_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, Tensor? query_norm,"
+    " Tensor? key_norm, float head_norm_eps, int window_left, int window_right, bool bf16) -> Tensor",
+    lambda x, qkv, bias, cu_seqlens, longest, heads, key_heads, dim, *_: x.new_empty(
         (x.shape[0], heads * dim)
     ),
 )
 library.define(
     "int8_layer_after_attention(Tensor attended, Tensor residual, Tensor attention_out, Tensor? attention_out_bias,"
     " Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor up, Tensor? gate, Tensor? up_bias, Tensor down,"
-    " Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, int inner, int activation, bool pre_norm,"
-    " bool rms, float attention_norm_eps, float out_norm_eps) -> (Tensor, Tensor)",
+    " Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias, Tensor? attention_own_norm,"
+    " Tensor? down_own_norm, int inner, int activation, bool pre_norm, bool rms, float attention_norm_eps,"
+    " float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )

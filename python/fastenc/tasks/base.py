@@ -127,7 +127,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     def decode(
         self, model: Model, data: Data, examples: Sequence[Example], logits: list[Tensor]
     ) -> Predictions:
-        """Predictions for the items of the data, from the logits of each example (see :func:`run`)."""
+        """Predictions for the items of the data, from the logits of each example (see :meth:`compute`)."""
 
     @abstractmethod
     def score(self, model: Model, data: Data, predictions: Predictions) -> dict[str, float]:
@@ -220,8 +220,8 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         show_progress: bool | None = False,
     ) -> Predictions:
         """:meth:`predict` for data whose ``examples`` are those of :meth:`encode`."""
-        logits, _ = run(model, examples, self.collate, self.logits_of, batch_size, show_progress)
-        return self.decode(model, data, examples, logits)
+        results, _ = self.compute(model, examples, batch_size, show_progress)
+        return self.decode(model, data, examples, results)
 
     def evaluate(
         self,
@@ -238,11 +238,22 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
             examples: those of :meth:`encode`.
             fill: see :func:`run`.
         """
-        logits, loss = run(
+        results, loss = self.compute(model, examples, batch_size, show_progress, fill)
+        predictions = self.decode(model, data, examples, results)
+        return {"loss": loss, **self.score(model, data, predictions)}
+
+    def compute(
+        self,
+        model: Model,
+        examples: Sequence[Example],
+        batch_size: int = 32,
+        show_progress: bool | None = False,
+        fill: Fill | None = None,
+    ) -> tuple[list[Tensor], float]:
+        """(what :meth:`decode` reads of each example, mean loss): by default the logits, see :func:`run`."""
+        return run(
             model, examples, self.collate, self.logits_of, batch_size, show_progress, fill=fill
         )
-        predictions = self.decode(model, data, examples, logits)
-        return {"loss": loss, **self.score(model, data, predictions)}
 
     def calibrate(
         self,
@@ -285,6 +296,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
+
+    def texts_of(self, example: Example) -> Sequence[int]:
+        """The token ids of an example by which a resumed run is compared with its checkpoint."""
+        return example.input_ids
 
     def batch_tokens(self) -> int | None:
         """Default limit of the tokens of a training batch; None: no limit."""

@@ -1,6 +1,8 @@
-"""Metrics of classification, regression, tagging, entities and retrieval, mostly by scikit-learn, scipy and seqeval."""
+"""Metrics of the tasks, mostly by scikit-learn, scipy, seqeval, rouge-score and sacrebleu."""
 
+import math
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -121,6 +123,47 @@ def entity_metrics(
         "nested": nested,
         "nested_found": nested_found,
     }
+
+
+def generation_metrics(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+    """rouge_l, chrf, exact_match and, if every target is a number, pearson and spearman.
+
+    - rouge_l: mean over the texts of the F1 of the longest common subsequence of words, by rouge-score, without
+      stemming. It reads Latin letters and digits only.
+    - chrf: character n-gram F-score of the corpus, from 0 to 100, by sacrebleu. It fits every script.
+    - exact_match: share of the predictions that are their target.
+    - pearson, spearman: of predictions as numbers, where a text that is no number counts as -1, as in T5's code.
+    """
+    rouge, sacrebleu = require_generation_metrics()
+    scorer = rouge.RougeScorer(["rougeL"])
+    pairs = list(zip(targets, predictions, strict=True))
+    f1 = [scorer.score(target, text)["rougeL"].fmeasure for target, text in pairs]
+    metrics = {
+        "rouge_l": sum(f1) / max(len(f1), 1),
+        "chrf": float(sacrebleu.corpus_chrf(predictions, [targets]).score) if pairs else 0.0,
+        "exact_match": sum(target == text for target, text in pairs) / max(len(pairs), 1),
+    }
+    numbers = numbers_of(targets)
+    if numbers is None:
+        return metrics
+    guesses = [(numbers_of([text]) or [-1.0])[0] for text in predictions]
+    return {**metrics, **regression_metrics(guesses, numbers)}
+
+
+def require_generation_metrics() -> tuple[ModuleType, ModuleType]:
+    """rouge_score.rouge_scorer and sacrebleu. Raises: ImportError naming the extra that installs them."""
+    names = ("rouge_score.rouge_scorer", "sacrebleu")
+    rouge, sacrebleu = (require(name, extra="seq2seq") for name in names)
+    return rouge, sacrebleu
+
+
+def numbers_of(texts: Sequence[str]) -> list[float] | None:
+    """The texts as numbers; None if one of them is no finite number, or if there are none."""
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return None
+    return numbers if numbers and all(map(math.isfinite, numbers)) else None
 
 
 def _lies_inside(entity: Span, other: Span) -> bool:

@@ -12,6 +12,7 @@ from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
+from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import SpanNer
 from fastenc.tasks.tagging import TokenClassification
 from fastenc.tasks.word_sense import WordSense
@@ -25,6 +26,7 @@ TASKS: dict[str, type[Task]] = {
         QuestionAnswering,
         SentenceEmbedding,
         WordSense,
+        SequenceToSequence,
     )
 }
 

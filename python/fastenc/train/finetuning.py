@@ -112,9 +112,9 @@ def task_trainer(
             "task": task.name,
             **asdict(task),
             **task.model_options(train),
-            "train texts": tokens_checksum(example.input_ids for example in examples),
+            "train texts": tokens_checksum(map(task.texts_of, examples)),
             "held_out": len(held_out),
-            "held-out texts": tokens_checksum(example.input_ids for example in held_out),
+            "held-out texts": tokens_checksum(map(task.texts_of, held_out)),
             **({} if features is None else {"features": str(features_dtype)}),
         },
     )

@@ -33,13 +33,14 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
-    AttentionSpec,
     CrossWeights,
     GlobalWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
     LayerWeights,
+    OwnNormFactors,
+    norm_factor,
 )
 from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
@@ -53,6 +54,7 @@ LINEARS = ("qkv", "attention_out", "up", "down")
 POSITIONS = ("position_key", "position_query")
 GLOBAL_QKV = "global_qkv"
 BIASES = ("query_bias", "value_bias")
+OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
 # Those of a decoder's attention to the encoder's states.
 CROSS = ("cross.query", "cross.key_value", "cross.out")
 NORMS = ("attention_norm", "cross.norm", "out_norm")
@@ -69,7 +71,7 @@ class LiveLayer:
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
         biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
-        attention: the description of its attention.
+        spec: the description of the layer.
     """
 
     module: nn.Module
@@ -77,7 +79,7 @@ class LiveLayer:
     dropouts: LayerDropout
     added: LayerAdaptation | None
     biases: tuple[tuple[nn.Module, str], ...]
-    attention: AttentionSpec
+    spec: LayerSpec
 
     def weights(self) -> LayerWeights:
         m = self.modules
@@ -88,15 +90,16 @@ class LiveLayer:
             self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
-            attention_norm.weight,
+            norm_factor(attention_norm.weight, self.spec.attention_norm),
             getattr(attention_norm, "bias", None),
             tuple(linear.weight for linear in m["up"]),
             tuple(linear.bias for linear in m["up"]),
             down.weight,
             down.bias,
-            out_norm.weight,
+            norm_factor(out_norm.weight, self.spec.out_norm),
             getattr(out_norm, "bias", None),
             *self._position_projections(),
+            *self._own_norm_factors(),
             cross=self._cross() if "cross.query" in m else None,
             global_qkv=self._global_qkv() if GLOBAL_QKV in m else None,
         )
@@ -105,7 +108,16 @@ class LiveLayer:
         if not self.biases:
             return tuple(linear.bias for linear in self.modules["qkv"])
         query, value = (getattr(module, name) for module, name in self.biases)
-        return (self.attention.bias_without_key(query, value),)
+        return (self.spec.attention.bias_without_key(query, value),)
+
+    def _own_norm_factors(self) -> OwnNormFactors:
+        """The factors of ``OWN_NORMS``, None for one that the layer lacks."""
+        if self.modules.keys().isdisjoint(OWN_NORMS):
+            return None, None, None, None
+        spec = self.spec.out_norm  # all norms of a layer are of one kind
+        factor = lambda norm: None if norm is None else norm_factor(norm.weight, spec)
+        query, key, attention, down = (factor(self.modules.get(n, (None,))[0]) for n in OWN_NORMS)
+        return query, key, attention, down
 
     def _position_projections(
         self,
@@ -338,7 +350,7 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS)
+                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS)
                 if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(
@@ -363,7 +375,7 @@ class LiveEncoder:
                     dropout,
                     _added(modules),
                     tuple((model.get_submodule(owner), name) for owner, _, name in owned),
-                    self.stack.of_module(index).attention,
+                    self.stack.of_module(index),
                 )
             )
         outside = {

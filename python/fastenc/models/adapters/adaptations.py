@@ -82,7 +82,8 @@ class Lora:
             if wanted:
                 weights = layer.weights().of_linear(name)
                 out_features = sum(weight.shape[0] for weight in weights)
-                rows = dict.fromkeys(names, out_features // len(names))
+                each = config.architecture.stacked_rows(config, name, out_features, len(names))
+                rows = dict(zip(names, each, strict=True))
                 scale = self.alpha / self.rank
                 low_rank[name] = LowRank(
                     weights[0].shape[1], rows, wanted, self.rank, scale, self.dropout_p

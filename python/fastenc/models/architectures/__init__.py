@@ -13,12 +13,14 @@ from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
 from fastenc.models.architectures.esm import Esm
 from fastenc.models.architectures.eurobert import EuroBert
+from fastenc.models.architectures.gemma3 import Gemma3
 from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
 from fastenc.models.architectures.longformer import Longformer
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
+from fastenc.models.architectures.qwen3 import Qwen3
 from fastenc.models.architectures.roberta import (
     Camembert,
     Data2VecText,
@@ -55,6 +57,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         NomicBert,
         Gte,
         EuroBert,
+        Qwen3,
+        Gemma3,
         Esm,
     )
 }

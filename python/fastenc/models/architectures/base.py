@@ -451,6 +451,13 @@ class Architecture:
         """A name of :meth:`names` → the name in an encoder-decoder's checkpoint, without ``whole_prefix``."""
         return name
 
+    def stacked_rows(self, config: EncoderConfig, module: str, rows: int, count: int) -> list[int]:
+        """How the ``rows`` of our module's weight are divided among ``count`` layers of a checkpoint."""
+        if module.rpartition(".")[2] == "qkv" and count == 3:
+            heads = self.layer(config, 0).attention.heads
+            return [rows // sum(heads) * each for each in heads]
+        return [rows // count] * count
+
     def lora_targets(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
         """Our linear layer → LoRA targets, the layers of the checkpoint that are stacked in it, in their order."""
         names = self.names(config)

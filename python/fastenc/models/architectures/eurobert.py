@@ -3,7 +3,8 @@
 The layers are pre-norm with RMSNorm, SwiGLU and rotary positions. The masked-LM head is a decoder alone.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
@@ -51,9 +52,13 @@ class EuroBert(Architecture):
     has_pooler = False
     has_token_types = False
     theta = 10_000.0
-    lm_head = HeadSpec({"decoder": "lm_head", "bias": "lm_head.bias"})
-    classifier = HeadSpec({"dense": "dense", "out": "classifier"}, dropout_after=False)
-    token_classifier = HeadSpec({"out": "classifier"}, dropout_after=False)
+    lm_head: ClassVar[HeadSpec | None] = HeadSpec({"decoder": "lm_head", "bias": "lm_head.bias"})
+    classifier: ClassVar[HeadSpec | None] = HeadSpec(
+        {"dense": "dense", "out": "classifier"}, dropout_after=False
+    )
+    token_classifier: ClassVar[HeadSpec | None] = HeadSpec(
+        {"out": "classifier"}, dropout_after=False
+    )
     question_answerer = None
     supported = {}
     rules = {
@@ -72,21 +77,30 @@ class EuroBert(Architecture):
 
     def check_supported(self, values: dict[str, Any]) -> None:
         super().check_supported(values)
-        heads = values.get("num_attention_heads")
-        if values.get("num_key_value_heads") not in (None, heads):
+        heads, key_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
+        if heads and key_heads and heads % key_heads:
             raise ValueError(
-                f"config.json: num_key_value_heads must be num_attention_heads, {heads}, got "
-                f"{values['num_key_value_heads']}: take transformers for this model"
+                f"config.json: num_key_value_heads must divide num_attention_heads, got {key_heads} and {heads}: is "
+                "the file damaged?"
             )
+        self.check_rotary(values)
+
+    def check_rotary(self, values: dict[str, Any]) -> None:
+        """Raise ValueError for rotary angles that are not supported."""
         read_scaling(_rope(values), self.defaults["max_positions"])
 
     def read(self, values: dict[str, Any]) -> dict[str, Any]:
         return super().read({key: value for key, value in values.items() if value is not None})
 
     def layer(self, config, number: int) -> LayerSpec:
-        norm = NormSpec("rms", config.eps)
+        norm, heads = NormSpec("rms", config.eps), config.num_heads
+        key_heads = config.extra.get("num_key_value_heads") or heads
+        scale = config.head_dim**-0.5
+        attention = AttentionSpec(heads, config.head_dim, scale)
+        if key_heads != heads:
+            attention = replace(attention, key_heads=key_heads)
         return LayerSpec(
-            AttentionSpec(config.num_heads, config.head_dim, config.head_dim**-0.5),
+            attention,
             FeedForwardSpec(config.intermediate_size, ACTIVATIONS[config.activation], gated=True),
             norm,
             norm,

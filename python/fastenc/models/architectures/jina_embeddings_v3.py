@@ -52,6 +52,11 @@ class JinaEmbeddingsV3(NomicBert):
     def normalize_config(self, values: dict[str, Any]) -> dict[str, Any]:
         if values["model_type"] == self.name:
             return values
+        if values.get("lora_adaptations"):
+            raise ValueError(
+                f"config.json: lora_adaptations must be empty, got {values['lora_adaptations']!r}: these additions to "
+                "weights and embeddings are not computed; take the files for transformers' own class"
+            )
         dropped = ("auto_map", "position_embedding_type", "rotary_emb_base")
         kept = {key: value for key, value in values.items() if key not in dropped}
         names = [name.removeprefix("XLMRoberta") for name in values.get("architectures") or []]

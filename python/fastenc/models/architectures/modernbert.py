@@ -43,6 +43,14 @@ WIDEST = 2**30  # a window that hides nothing, and that the kernels' integers ho
 HEAD = {"dense": "head.dense", "norm": "head.norm"}
 
 
+LAYER_TYPES = Rule(
+    f"a list of {FULL!r} and {SLIDING!r}",
+    lambda value: (
+        isinstance(value, list) and all(layer_type in (FULL, SLIDING) for layer_type in value)
+    ),
+).or_none()
+
+
 class ModernBert(Architecture):
     name = "modernbert"
     class_prefix = "ModernBert"
@@ -90,13 +98,7 @@ class ModernBert(Architecture):
         "initializer_cutoff_factor": POSITIVE.or_none(),
         "classifier_activation": ACTIVATION,
         "classifier_pooling": one_of(("cls", "mean")),
-        "layer_types": Rule(
-            f"a list of {FULL!r} and {SLIDING!r}",
-            lambda value: (
-                isinstance(value, list)
-                and all(layer_type in (FULL, SLIDING) for layer_type in value)
-            ),
-        ).or_none(),
+        "layer_types": LAYER_TYPES,
         "rope_parameters": TABLE,
         "rope_scaling": TABLE,
         "global_rope_theta": POSITIVE,
@@ -105,12 +107,7 @@ class ModernBert(Architecture):
 
     def check_values(self, values: dict[str, Any]) -> None:
         super().check_values(values)
-        kinds, layers = values.get("layer_types"), values.get("num_hidden_layers")
-        if kinds and len(kinds) != layers:
-            raise ValueError(
-                f"config.json: layer_types must have a name for each of the {layers} layers, got {len(kinds)}: is the "
-                "file damaged?"
-            )
+        check_layer_types(values)
         check(values.get("rope_parameters") or {}, dict.fromkeys(OLD_THETA, TABLE), "config.json: ")
 
     def check_supported(self, values: dict[str, Any]) -> None:
@@ -202,6 +199,16 @@ class ModernBert(Architecture):
             return kinds[number]
         every = int(config.extra.get("global_attn_every_n_layers", 3))
         return SLIDING if number % every else FULL
+
+
+def check_layer_types(values: dict[str, Any]) -> None:
+    """Raise ValueError unless ``layer_types``, where it is given, has one for each layer."""
+    types, layers = values.get("layer_types"), values.get("num_hidden_layers")
+    if types and len(types) != layers:
+        raise ValueError(
+            f"config.json: layer_types must have a name for each of the {layers} layers, got {len(types)}: is the "
+            "file damaged?"
+        )
 
 
 def _rope(values: dict[str, Any], layer_type: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fastenc.nn.layer import (
     attend_globally,
     attend_to_cache,
     attend_to_source,
+    normalise_heads,
     project_positions,
     stacked_linear,
 )
@@ -24,6 +25,8 @@ from fastenc.nn.layer_call import (
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
+    HEAD_NORMS,
+    OWN_NORMS,
     LayerCall,
     PackedCross,
     PackedWeights,
@@ -48,6 +51,7 @@ from fastenc.ops import (
     rms_norm,
 )
 from fastenc.ops import attention as attention_op
+from fastenc.ops.attention import WIDEST_CPP
 from fastenc.packing import check_cu_seqlens
 
 # With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
@@ -86,9 +90,12 @@ def project(
 # The features of a call that these ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
+    | {"key_heads"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
+    | HEAD_NORMS
+    | OWN_NORMS
     | BLOCK_SPARSE
     | {"cross_norm", "cross", "source", "cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -139,8 +146,9 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "this processor has no AVX2"
     if any(width % 16 for width in (*weight.shape, spec.attention.head_dim)):
         return "widths must be multiples of 16"
-    if spec.attention.head_dim > 128:
-        return f"head_dim must be at most 128, it is {spec.attention.head_dim}"
+    widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST_CPP
+    if spec.attention.head_dim > widest:
+        return f"head_dim must be at most {widest}, it is {spec.attention.head_dim}"
     norms = {
         norm.norm_type for norm in (spec.attention_norm, spec.cross_norm, spec.out_norm) if norm
     }
@@ -183,11 +191,14 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             few_rows,
             inputs.cu_seqlens,
             inputs.max_seqlen,
-            a.num_heads,
+            *a.heads[:2],
             a.head_dim,
             a.scale,
             inputs.relative_bias,
             inputs.rotary,
+            w.query_norm_weight,
+            w.key_norm_weight,
+            a.head_norm_eps or 0.0,
             *a.window,
         )
     else:
@@ -215,6 +226,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         w.down_bias,
         w.out_norm_weight,
         w.out_norm_bias,
+        w.attention_own_norm_weight,
+        w.down_own_norm_weight,
         packed is not None,
         few_rows,
         f.intermediate_size,
@@ -332,13 +345,18 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
             softmax_scale=a.scale,
         )
     else:
+        heads = a.split_qkv(qkv)
+        if a.head_norm_eps is not None:
+            weights = layer_call.prepared.stacked or layer_call.weights
+            heads = normalise_heads(heads, weights, a)
         attended = attention_op(
-            a.split_qkv(qkv),
+            heads,
             inputs.cu_seqlens,
             inputs.max_seqlen,
             softmax_scale=a.scale,
             window_size=a.window,
             relative_bias=inputs.relative_bias,
             rotary=inputs.rotary,
+            num_key_heads=a.key_heads or None,
         )
     return attended.flatten(1).float()

@@ -17,6 +17,8 @@ from fastenc.nn.layer_call import (
     CROSS_ATTENTION,
     DISENTANGLED,
     GLOBAL_ATTENTION,
+    HEAD_NORMS,
+    OWN_NORMS,
     LayerCall,
 )
 from fastenc.nn.layer_spec import (
@@ -33,7 +35,7 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.ops import activation, checks, dispatch
-from fastenc.ops.attention import TENSORS, self_attention_call
+from fastenc.ops.attention import TENSORS, WIDEST_CPP, WIDEST_TRITON, self_attention_call
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
 from fastenc.ops.linear_gelu import in_epilogue
@@ -42,8 +44,11 @@ from fastenc.packing import check_cu_seqlens
 # The features of a call that these nodes compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
+    | {"key_heads"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
+    | HEAD_NORMS
+    | OWN_NORMS
     | BLOCK_SPARSE
     | CROSS_ATTENTION
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -82,9 +87,11 @@ def mode_reason() -> str | None:
 def shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
     """Why a layer of this description cannot run as fused autograd nodes, or None. op: the name of its attention's."""
     head_dim = spec.attention.head_dim
-    # The kernels of every device take these widths.
-    if head_dim % 16 or head_dim > 128:
-        return f"head_dim must be a multiple of 16 up to 128, it is {head_dim}"
+    widest = WIDEST_CPP if x.device.type == "cpu" else WIDEST_TRITON
+    if op != "attention":
+        widest = WIDEST_TRITON
+    if head_dim % 16 or head_dim > widest:
+        return f"head_dim must be a multiple of 16 up to {widest}, it is {head_dim}"
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
     if dispatch.choose(op, "auto", x) == "reference":
@@ -122,9 +129,12 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
         w.attention_out_bias,
         w.attention_norm_weight,
         w.attention_norm_bias,
+        w.attention_own_norm_weight,
         inputs.relative_bias,
         keys,
         queries,
+        w.query_norm_weight,
+        w.key_norm_weight,
         inputs._replace(relative_bias=None),
         spec.attention,
         (spec.attention_norm, spec.pre_norm),
@@ -164,6 +174,7 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
         w.down_bias,
         w.out_norm_weight,
         w.out_norm_bias,
+        w.down_own_norm_weight,
         spec.feed_forward,
         (spec.out_norm, spec.pre_norm),
         dropout,
@@ -214,7 +225,7 @@ def _attention_arguments(
 
 
 class _Attention(torch.autograd.Function):
-    """Norm(residual + dropout(Attention(x) W_out + b_out)), and with pre-norm also the sum inside the norm.
+    """Norm(residual + dropout(OwnNorm(Attention(x) W_out + b_out))), and with pre-norm also the sum inside the norm.
 
     Weights are cast to x's dtype (autocast). Gradients have the dtypes of the weights.
     """
@@ -230,9 +241,12 @@ class _Attention(torch.autograd.Function):
         out_bias: Tensor | None,
         norm_weight: Tensor,
         norm_bias: Tensor | None,
+        own_norm_weight: Tensor | None,
         relative_bias: Tensor | None,
         position_keys: Tensor | None,
         position_queries: Tensor | None,
+        query_norm_weight: Tensor | None,
+        key_norm_weight: Tensor | None,
         inputs: AttentionInputs,
         spec: AttentionSpec,
         norm: tuple[NormSpec, bool],
@@ -241,8 +255,12 @@ class _Attention(torch.autograd.Function):
     ):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
-        needs_attention = needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11])
-        ctx.dtypes = _dtypes(qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias)
+        needs_attention = needs_x or needs_qkv or needs_qkv_bias or any(needs[9:14])
+        ctx.dtypes = _dtypes(
+            qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias, own_norm_weight
+        )
+        ctx.spec, head_norms = spec, (query_norm_weight, key_norm_weight)
+        ctx.head_norm_dtypes = _dtypes(*head_norms)
         if cast is not None:
             qkv_weight, qkv_bias, out_weight = (
                 cast.qkv_weight,
@@ -257,7 +275,7 @@ class _Attention(torch.autograd.Function):
         dropped = 0.0 if plan is not None else dropout.attention
         rng_state, dropout_p = _mask(x, dropped, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.spec, ctx.is_sparse = spec, plan is not None
+        ctx.is_sparse = plan is not None
         tensors: tuple[Tensor | None, ...]
         if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
@@ -274,13 +292,16 @@ class _Attention(torch.autograd.Function):
                 inputs, relative_bias, spec, rng_state, dropout_p
             )
             attend = torch.ops.fastenc.attention_fwd
-        attended, lse = attend(*qkv.unbind(1), *tensors, *numbers)
+        q, k, v = spec.parts(qkv)
+        if spec.head_norm_eps is not None:
+            (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+        attended, lse = attend(q, k, v, *tensors, *numbers)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
         results, saved = _norm_forward(
             projected, x if residual is None else residual, out_bias, norm_weight, norm_bias,
-            norm, out_dropout,
+            own_norm_weight, norm, out_dropout,
         )  # fmt: skip
         ctx.one_input = residual is None
         ctx.save_for_backward(
@@ -290,6 +311,7 @@ class _Attention(torch.autograd.Function):
             qkv if needs_attention else None,
             attended if needs_out or needs_attention else None,
             lse if needs_attention else None,
+            *head_norms,
             *(tensors if needs_attention else ()),
             *saved,
         )
@@ -301,20 +323,27 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
+        head_norms, rest = rest[:2], rest[2:]
+        spec = ctx.spec
+        dhead_norms: tuple[Tensor | None, Tensor | None] = (None, None)
         tensors, saved = rest[: ctx.tensors], rest[ctx.tensors :]
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
-        needs_relative_bias = needs[8]
+        needs_relative_bias = needs[9]
         with _no_autocast(saved[0]):
-            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
+            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
             dkeys = dqueries = None
             if needs_out:
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
-            if needs_x or needs_qkv or needs_qkv_bias or any(needs[8:11]):
-                dattended = gemm(dprojected, out_weight).view(-1, *qkv.shape[2:])
-                arguments = (*qkv.unbind(1), *tensors, *ctx.numbers)
-                if ctx.spec.position_terms:
+            if needs_x or needs_qkv or needs_qkv_bias or any(needs[9:14]):
+                dattended = gemm(dprojected, out_weight).view(attended.shape)
+                q, k, v = spec.parts(qkv)
+                if spec.head_norm_eps is not None:
+                    # Computed again, so that the forward need not keep them.
+                    (q, of_q), (k, of_k) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+                arguments = (q, k, v, *tensors, *ctx.numbers)
+                if spec.position_terms:
                     backward = torch.ops.fastenc.disentangled_attention_bwd
                     dqkv, dkeys, dqueries, dbias = backward(
                         dattended, attended, lse, *arguments, needs_qkv_bias
@@ -326,13 +355,17 @@ class _Attention(torch.autograd.Function):
                 else:
                     dqkv, _, _, drelative_bias, dbias = torch.ops.fastenc.attention_bwd(
                         dattended, None, attended, lse, *arguments, True, needs_relative_bias,
-                        needs_qkv_bias,
+                        needs_qkv_bias and spec.head_norm_eps is None,
                     )  # fmt: skip
-                dqkv = ctx.spec.join_qkv(dqkv)
+                dqkv = dqkv.view(qkv.shape)
+                if spec.head_norm_eps is not None:
+                    dhead_norms = _head_norms_backward(spec.parts(dqkv), (of_q, of_k), needs[12:14])
+                    dbias = column_sum(dqkv.flatten(1)) if needs_qkv_bias else None
+                dqkv = spec.join_qkv(dqkv)
                 if needs_qkv:
                     dqkv_weight = gemm(dqkv.t(), x, dtype=ctx.dtypes[0])
                 if needs_qkv_bias:
-                    dqkv_bias = ctx.spec.join_qkv(dbias.view(1, 3, *qkv.shape[2:]))[0]
+                    dqkv_bias = spec.join_qkv(dbias.view(1, *qkv.shape[1:]))[0]
                 if needs_x and ctx.one_input:
                     dx = gemm(dqkv, qkv_weight, added=dresidual)
                 elif needs_x:
@@ -341,9 +374,33 @@ class _Attention(torch.autograd.Function):
         if not needs_relative_bias:
             drelative_bias = None
         (drelative_bias,) = _cast((drelative_bias,), (ctx.bias_dtype,))
-        dkeys, dqueries = dkeys if needs[9] else None, dqueries if needs[10] else None
-        positions = drelative_bias, dkeys, dqueries
-        return dx, dresidual if needs[1] else None, *weights, *positions, *(None,) * 5
+        dkeys, dqueries = dkeys if needs[10] else None, dqueries if needs[11] else None
+        others = drelative_bias, dkeys, dqueries, *_cast(dhead_norms, ctx.head_norm_dtypes)
+        return dx, dresidual if needs[1] else None, *weights, *others, *(None,) * 5
+
+
+def _normalised_heads(heads, weights, eps: float):
+    """For queries and keys (total_tokens, heads, head_dim): their RMSNorm, and (input, mean, rstd, weight)."""
+    results = []
+    for x, weight in zip(heads, weights, strict=True):
+        x = x.contiguous()
+        y, _, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
+            x, None, None, weight, None, None, 0.0, eps, True, True
+        )
+        results.append((y, (x, mean, rstd, weight)))
+    return results
+
+
+def _head_norms_backward(dheads, saved, needs) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the two weights; the gradients of queries and keys are changed in place to those before it."""
+    dweights = []
+    for dy, of_norm, needed in zip(dheads, saved, needs, strict=False):
+        dx, _, dweight, _, _ = torch.ops.fastenc.layer_norm_bwd(
+            dy.contiguous(), None, *of_norm, None, 0.0, True, needed, False
+        )
+        dy.copy_(dx)
+        dweights.append(dweight if needed else None)
+    return dweights[0], dweights[1]
 
 
 class _CrossAttention(torch.autograd.Function):
@@ -402,7 +459,7 @@ class _CrossAttention(torch.autograd.Function):
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
         results, saved = _norm_forward(
             projected, x if residual is None else residual, out_bias, norm_weight, norm_bias,
-            norm, out_dropout,
+            None, norm, out_dropout,
         )  # fmt: skip
         ctx.one_input, ctx.numbers = residual is None, attention_call[TENSORS:]
         ctx.save_for_backward(
@@ -421,7 +478,9 @@ class _CrossAttention(torch.autograd.Function):
         tensors, saved = rest[:TENSORS], rest[TENSORS:]
         needs = ctx.needs_input_grad
         with _no_autocast(saved[0]):
-            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[8:11])
+            dresidual, dprojected, dnorm = _norm_backward(
+                dy, dsum, saved, ctx, (*needs[8:11], False)
+            )
             dx = dstates = dquery_weight = dkey_value_weight = dout_weight = None
             if needs[7]:
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[4])
@@ -441,13 +500,13 @@ class _CrossAttention(torch.autograd.Function):
             if needs[0]:
                 dx = gemm(dq, query_weight, added=dresidual if ctx.one_input else None)
         weights = _cast(
-            (dquery_weight, dquery_bias, dkey_value_weight, dkey_value_bias, dout_weight, *dnorm), ctx.dtypes,
+            (dquery_weight, dquery_bias, dkey_value_weight, dkey_value_bias, dout_weight, *dnorm[:3]), ctx.dtypes,
         )  # fmt: skip
         return dx, dresidual if needs[1] else None, dstates, *weights, *(None,) * 5
 
 
 class _FeedForward(torch.autograd.Function):
-    """Norm(residual + dropout(FFN(x))), and with pre-norm also the sum; arguments as in :class:`_Attention`."""
+    """Norm(residual + dropout(OwnNorm(FFN(x)))), and with pre-norm also the sum; arguments as in _Attention."""
 
     @staticmethod
     def forward(
@@ -460,6 +519,7 @@ class _FeedForward(torch.autograd.Function):
         down_bias: Tensor | None,
         norm_weight: Tensor,
         norm_bias: Tensor | None,
+        own_norm_weight: Tensor | None,
         spec: FeedForwardSpec,
         norm: tuple[NormSpec, bool],
         dropout: LayerDropout,
@@ -468,7 +528,9 @@ class _FeedForward(torch.autograd.Function):
         needs = ctx.needs_input_grad
         needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
         needs_inner = needs_x or needs_up or needs_up_bias
-        ctx.dtypes = _dtypes(up_weight, up_bias, down_weight, down_bias, norm_weight, norm_bias)
+        ctx.dtypes = _dtypes(
+            up_weight, up_bias, down_weight, down_bias, norm_weight, norm_bias, own_norm_weight
+        )
         if cast is not None:
             up_weight, down_weight = cast.up_weight, cast.down_weight
         up_weight, down_weight = up_weight.to(x.dtype), down_weight.to(x.dtype)
@@ -488,7 +550,7 @@ class _FeedForward(torch.autograd.Function):
         ctx.norm, ctx.dropout_p = norm, down_dropout[1]
         results, saved = _norm_forward(
             projected, x if residual is None else residual, down_bias, norm_weight, norm_bias,
-            norm, down_dropout,
+            own_norm_weight, norm, down_dropout,
         )  # fmt: skip
         ctx.one_input = residual is None
         ctx.save_for_backward(
@@ -511,7 +573,7 @@ class _FeedForward(torch.autograd.Function):
         needs = ctx.needs_input_grad
         needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
         with _no_autocast(saved[0]):
-            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:8])
+            dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dup_weight = dup_bias = ddown_weight = None
             if needs_down:
                 ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
@@ -566,9 +628,16 @@ def _formula(biased: Tensor, spec: FeedForwardSpec) -> Tensor:
     return torch.nn.functional.silu(biased) if spec.activation == "silu" else biased.relu()
 
 
-def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
+def _norm_forward(projected, residual, x_bias, weight, bias, own_weight, norm, dropout):
     """(y or with pre-norm (y, sum), tensors that the backward needs)."""
     spec, pre_norm = norm
+    own: tuple[Tensor | None, ...] = (None,) * 4
+    if own_weight is not None:
+        x, changed = projected, x_bias is not None
+        projected, h, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
+            x, None, x_bias, own_weight, None, None, 0.0, spec.eps, spec.norm_type == "rms", True
+        )
+        own, x_bias = (h if changed else x, mean, rstd, own_weight), None
     checks.check_like("encoder_layer", "residual", residual, projected)
     for name, value in (("x_bias", x_bias), ("weight", weight), ("bias", bias)):
         checks.check_vector("encoder_layer", name, value, projected)
@@ -577,29 +646,36 @@ def _norm_forward(projected, residual, x_bias, weight, bias, norm, dropout):
         projected, residual, x_bias, weight, bias, rng_state, dropout_p, spec.eps,
         spec.norm_type == "rms", True,
     )  # fmt: skip
-    return (y, h) if pre_norm else y, (h, mean, rstd, weight, rng_state)
+    return (y, h) if pre_norm else y, (h, mean, rstd, weight, rng_state, *own)
 
 
 def _norm_backward(dy, dsum, saved, ctx, needs):
-    """(gradient of the residual, gradient of the sublayer's output, (gradients of x_bias, weight and bias)).
+    """(gradient of the residual, gradient of the sublayer's output, (gradients of x_bias, weight, bias, own weight)).
 
     Without dropout the first two are the same tensor. So accumulate into the residual's gradient only after the last
     use of the other.
     """
-    h, mean, rstd, weight, rng_state = saved
-    needs_x_bias, needs_weight, needs_bias = needs
+    h, mean, rstd, weight, rng_state, *own = saved
+    needs_x_bias, needs_weight, needs_bias, needs_own = needs
+    has_own = own[0] is not None
     spec, _ = ctx.norm
     dy = torch.zeros_like(h) if dy is None else dy
     dh, dx, dweight, dbias, dx_bias = torch.ops.fastenc.layer_norm_bwd(
         dy, dsum, h, mean, rstd, weight, rng_state, ctx.dropout_p, spec.norm_type == "rms",
-        needs_weight or needs_bias, needs_x_bias,
+        needs_weight or needs_bias, needs_x_bias and not has_own,
     )  # fmt: skip
+    dprojected, down = dh if rng_state is None else dx, None
+    if has_own:
+        dprojected, _, down, _, dx_bias = torch.ops.fastenc.layer_norm_bwd(
+            dprojected, None, *own, None, 0.0, spec.norm_type == "rms", needs_own, needs_x_bias
+        )
     parameters = (
         dx_bias if needs_x_bias else None,
         dweight if needs_weight else None,
         dbias if needs_bias else None,
+        down if needs_own else None,
     )
-    return dh, dh if rng_state is None else dx, parameters
+    return dh, dprojected, parameters
 
 
 def _no_autocast(x: Tensor):

@@ -1,0 +1,104 @@
+"""Gemma 3's text model as a bidirectional encoder (EmbeddingGemma: ``use_bidirectional_attention``).
+
+Sources: Gemma Team 2025, arXiv:2503.19786; Schechter Vera et al. 2025, arXiv:2509.20354 (EmbeddingGemma).
+
+Qwen3's layers with GeGLU, norms whose factor is 1 + weight, a norm of each sublayer's output before it is added, and a
+window in five of six layers. The word embeddings are scaled by the root of the width.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from fastenc.models.architectures.base import Names
+from fastenc.models.architectures.modernbert import FULL, LAYER_TYPES, SLIDING, check_layer_types
+from fastenc.models.architectures.qwen3 import Qwen3
+from fastenc.models.architectures.rotary import read_rotary, read_scaling
+from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, check
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.rotary import RotarySpec
+
+# Type of a layer → (key of its theta in older files, default).
+THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
+
+
+class Gemma3(Qwen3):
+    name = "gemma3_text"
+    class_prefix = "Gemma3Text"
+    config_names = Qwen3.config_names | {"activation": "hidden_activation"}
+    defaults = Qwen3.defaults | {
+        "activation": "gelu_pytorch_tanh",
+        "head_dim": 256,
+        "max_positions": 131_072,
+    }
+    new_config = Qwen3.new_config | {"activation": "gelu_pytorch_tanh", "max_positions": 131_072}
+    needed = {"use_bidirectional_attention": True}
+    supported = {"attn_logit_softcapping": None}
+    rules = Qwen3.rules | {
+        "layer_types": LAYER_TYPES,
+        "sliding_window": COUNT.or_none(),
+        "sliding_window_pattern": COUNT,
+        "_sliding_window_pattern": COUNT,
+        "query_pre_attn_scalar": POSITIVE,
+        "rope_local_base_freq": POSITIVE,
+        "use_bidirectional_attention": SWITCH.or_none(),
+    }
+
+    def check_values(self, values: dict[str, Any]) -> None:
+        super().check_values(values)
+        check_layer_types(values)
+        check(values.get("rope_parameters") or {}, dict.fromkeys(THETA, TABLE), "config.json: ")
+
+    def check_rotary(self, values: dict[str, Any]) -> None:
+        for layer_type in THETA:
+            read_scaling(_rope(values, layer_type), self.defaults["max_positions"])
+
+    def layer(self, config, number: int) -> LayerSpec:
+        spec = super().layer(config, number)
+        side = (config.extra.get("sliding_window") or 4096) // 2
+        window = (side, side) if self._layer_type(config, number) == SLIDING else (-1, -1)
+        scale = config.extra.get("query_pre_attn_scalar", 256) ** -0.5
+        norm = replace(spec.out_norm, plus_one=True)
+        return replace(
+            spec,
+            attention=replace(spec.attention, scale=scale, window=window),
+            attention_norm=norm,
+            out_norm=norm,
+            own_norms=True,
+        )
+
+    def rotary(self, config, number: int) -> RotarySpec:
+        layer_type = self._layer_type(config, number)
+        old, default = THETA[layer_type]
+        theta = config.extra.get(old, default)
+        rope = _rope(config.extra, layer_type)
+        return read_rotary(rope, config.head_dim, theta, config.max_positions)
+
+    def embedding_scale(self, config) -> float:
+        return config.hidden_size**0.5
+
+    def names(self, config) -> Names:
+        names = super().names(config)
+        for i in range(config.num_layers):
+            path = f"layers.{i}"
+            names |= {
+                f"{path}.attention_own_norm": f"{path}.post_attention_layernorm",
+                f"{path}.attention_norm": f"{path}.pre_feedforward_layernorm",
+                f"{path}.down_own_norm": f"{path}.post_feedforward_layernorm",
+            }
+        return names
+
+    def _layer_type(self, config, number: int) -> str:
+        types = config.extra.get("layer_types")
+        if types:
+            return types[number]
+        extra = config.extra
+        every = extra.get("sliding_window_pattern") or extra.get("_sliding_window_pattern") or 6
+        return SLIDING if (number + 1) % every else FULL
+
+
+def _rope(values: dict[str, Any], layer_type: str) -> dict[str, Any]:
+    """The rope_parameters of a type of layers. In older files ``rope_scaling`` is that of layers without a window."""
+    given = (values.get("rope_parameters") or {}).get(layer_type)
+    if given is None and layer_type == FULL:
+        given = values.get("rope_scaling")
+    return given or {}
