@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-check wheel-try wheel-aarch64 transformers-suite clean setup
 setup: .stamps/build
 
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
@@ -58,8 +58,23 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
+# The steps of a release, which .github/workflows/release.yml runs on other machines too. PYTHONS: those with a wheel.
+PYTHONS ?= $(foreach minor,10 11 12 13,$(shell python3.$(minor) -c 'import sys; print(sys.executable)' 2>/dev/null))
 wheel: setup
-	$(BIN)/python -m build --no-isolation --outdir dist
+	rm -rf dist
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist
+	PIP_DISABLE_PIP_VERSION_CHECK=1 release/build.sh $(PYTHONS)
+
+wheel-check:
+	PYTHON=$(BIN)/python release/check.sh
+
+# The kernels for AArch64, cross-compiled and run under qemu.
+wheel-aarch64:
+	release/aarch64.sh
+
+# In a new environment, without a compiler, the wheel of each Python: QUICK=1 without the demo.
+wheel-try:
+	set -e; for python in $(PYTHONS); do TORCH="$(TORCH)" release/try.sh $$python; done
 
 clean:
 	rm -rf build dist .stamps $(VENV) python/fastenc/*.so python/*.egg-info

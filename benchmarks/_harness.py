@@ -90,9 +90,14 @@ def _processor() -> str:
 def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown processor"
+    except OSError:
+        lines = []
+    values = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    name = values.get("model name") or platform.processor() or "unknown processor"
+    # Generations of AMD's server processors can have the same name, too.
+    generation = {"25": "Zen 4", "26": "Zen 5"}.get(values.get("cpu family", ""))
+    has_generation = name.startswith("AMD") and "avx512f" in values.get("flags", "").split()
+    return f"{name} ({generation})" if generation and has_generation else name
 
 
 def folder_of_device() -> str:

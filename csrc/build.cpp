@@ -6,6 +6,7 @@
 #include "cuda/build.h"
 #endif
 #include "isa.h"
+#include "packed_weights.h"
 
 namespace fastenc {
 
@@ -22,6 +23,7 @@ BuildInfo build_info() {
   info.int8_products = int8_instructions();
   info.usable_instruction_sets = usable_isas();
   info.instruction_set = isa_name(isa());
+  info.panel_columns = static_cast<int>(panel_columns(isa()));
   info.intel_processor = is_intel();
   info.bfloat16_units = has_bf16_units();
   info.bfloat16_dot_products = has_bf16_dot_products();

@@ -14,6 +14,7 @@ struct BuildInfo {
   const char* int8_products;
   const char* usable_instruction_sets;
   const char* instruction_set;
+  int panel_columns;  // of a packed weight
   bool intel_processor, bfloat16_units, bfloat16_dot_products;
 };
 

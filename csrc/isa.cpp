@@ -8,13 +8,31 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif FASTENC_ARM && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif FASTENC_ARM
+#include <sys/auxv.h>
 #endif
 
 namespace fastenc {
 namespace {
 
+#if FASTENC_ARM
+bool has_arm_bf16() {
+#if defined(__APPLE__)
+  int present = 0;
+  size_t size = sizeof present;
+  return !sysctlbyname("hw.optional.arm.FEAT_BF16", &present, &size, nullptr, 0) && present;
+#else
+  return getauxval(AT_HWCAP2) >> 14 & 1;  // HWCAP2_BF16, which glibc 2.28 does not define
+#endif
+}
+#endif
+
 bool runs_here(Isa isa) {
-#if FASTENC_X86
+#if FASTENC_ARM
+  return isa == Isa::neon || (isa == Isa::neon_bf16 && has_arm_bf16());
+#elif FASTENC_X86
   if (isa == Isa::avx512)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -23,6 +41,8 @@ bool runs_here(Isa isa) {
 #endif
   return isa == Isa::baseline;
 }
+
+constexpr Isa kBestFirst[] = {Isa::neon_bf16, Isa::neon, Isa::avx512, Isa::avx2, Isa::baseline};
 
 // Leaf 7 of CPUID.
 struct Extensions {
@@ -58,7 +78,7 @@ bool may_use_tiles() {
 }
 
 Isa best() {
-  for (Isa isa : {Isa::avx512, Isa::avx2})
+  for (Isa isa : kBestFirst)
     if (runs_here(isa)) return isa;
   return Isa::baseline;
 }
@@ -66,7 +86,7 @@ Isa best() {
 Isa& chosen() {
   static Isa value = [] {
     const char* forced = std::getenv("FASTENC_ISA");
-    for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512})
+    for (Isa isa : kBestFirst)
       if (forced && !std::strcmp(forced, isa_name(isa)) && runs_here(isa)) return isa;
     return best();
   }();
@@ -81,6 +101,10 @@ const char* isa_name(Isa isa) {
       return "avx512";
     case Isa::avx2:
       return "avx2";
+    case Isa::neon:
+      return "neon";
+    case Isa::neon_bf16:
+      return "neon_bf16";
     default:
       return "baseline";
   }
@@ -89,7 +113,7 @@ const char* isa_name(Isa isa) {
 Isa isa() { return chosen(); }
 
 bool set_isa(const char* name) {
-  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512})
+  for (Isa isa : kBestFirst)
     if (!std::strcmp(name, isa_name(isa)) && runs_here(isa)) {
       chosen() = isa;
       return true;
@@ -99,9 +123,9 @@ bool set_isa(const char* name) {
 
 const char* usable_isas() {
   static const std::string names = [] {
-    std::string all = "baseline";
-    for (Isa isa : {Isa::avx2, Isa::avx512})
-      if (runs_here(isa)) all += std::string(" ") + isa_name(isa);
+    std::string all;
+    for (Isa isa : kBestFirst)
+      if (runs_here(isa)) all = isa_name(isa) + (all.empty() ? "" : " " + all);
     return all;
   }();
   return names.c_str();
@@ -117,10 +141,11 @@ bool is_intel() {
 
 bool has_bf16_units() {
   if (std::getenv("FASTENC_ISA")) return false;  // a forced set stands for a processor without bfloat16 units
-  return runs_here(Isa::avx512) && (extensions().amx_bf16 || extensions().avx512_bf16);
+  return runs_here(Isa::neon_bf16) || (runs_here(Isa::avx512) && (extensions().amx_bf16 || extensions().avx512_bf16));
 }
 
 bool has_bf16_dot_products() {
+  if (isa() == Isa::neon_bf16) return true;
   static const bool usable = has_bf16_units() && extensions().avx512_bf16;
   return usable && isa() == Isa::avx512;
 }

@@ -3,7 +3,8 @@
 
 namespace fastenc {
 
-enum class Isa { baseline, avx2, avx512 };
+// One processor family has some of them: x86-64 the first three, AArch64 the last two.
+enum class Isa { baseline, avx2, avx512, neon, neon_bf16 };
 
 // The best set that this processor has; the environment variable FASTENC_ISA forces a lower one.
 Isa isa();
@@ -16,7 +17,7 @@ const char* usable_isas();
 bool is_intel();
 // Whether it has instructions for products of bfloat16.
 bool has_bf16_units();
-// Whether the chosen set can use AVX512-BF16.
+// Whether the chosen set has products of pairs of bfloat16: AVX512-BF16, or Arm's bfdot.
 bool has_bf16_dot_products();
 // Whether it can use AMX for bfloat16, which the operating system must grant.
 bool has_bf16_tiles();
@@ -31,6 +32,8 @@ const char* int8_instructions();
 
 #if defined(__x86_64__)
 #define FASTENC_X86 1
+#elif defined(__aarch64__)
+#define FASTENC_ARM 1
 #endif
 
 // Declares the given functions once for each instruction set's namespace.
@@ -58,6 +61,21 @@ const char* int8_instructions();
       default:                                            \
         ::fastenc::baseline::function(__VA_ARGS__);       \
     }                                                     \
+  } while (0)
+#elif FASTENC_ARM
+#define FASTENC_FOR_EACH_ISA(...) \
+  namespace neon {                \
+  __VA_ARGS__                     \
+  }                               \
+  namespace neon_bf16 {           \
+  __VA_ARGS__                     \
+  }
+#define FASTENC_CALL(function, ...)                     \
+  do {                                                  \
+    if (::fastenc::isa() == ::fastenc::Isa::neon_bf16)  \
+      ::fastenc::neon_bf16::function(__VA_ARGS__);      \
+    else                                                \
+      ::fastenc::neon::function(__VA_ARGS__);           \
   } while (0)
 #else
 #define FASTENC_FOR_EACH_ISA(...) \

@@ -8,7 +8,7 @@
 namespace fastenc {
 
 // Columns of a panel: those of a register tile.
-inline int64_t panel_columns(Isa isa) { return isa == Isa::avx512 ? 64 : isa == Isa::avx2 ? 16 : 8; }
+inline int64_t panel_columns(Isa isa) { return isa == Isa::avx512 ? 64 : isa == Isa::baseline ? 8 : 16; }
 
 inline int64_t packed_floats(int64_t columns, int64_t depth) {
   const int64_t width = panel_columns(isa());

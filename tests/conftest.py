@@ -34,7 +34,7 @@ def data_dir() -> Path:
     return Path(folder)
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
+@pytest.fixture(params=["baseline", "avx2", "avx512", "neon", "neon_bf16"])
 def instruction_set(request):
     """Runs a test on each instruction set that the extension holds and this processor has."""
     if _C is None:

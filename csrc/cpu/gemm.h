@@ -94,18 +94,29 @@ struct WidenedTerms {
   FASTENC_INLINE Vec add_products(Vec sum, Vec a, Vec w) { return sum + a * w; }
 };
 
-#if FASTENC_VECTOR_BYTES == 64
+#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
 // The same with the processor's instruction for pairs of bfloat16.
 struct Bfloat16Terms {
   using A = bfloat16;
   using W = bfloat16;
   static constexpr int kTerms = 2 * kLanes;
+#if FASTENC_NEON_BF16
+  FASTENC_INLINE bfloat16x8_t take(const bfloat16* p, int n) {
+    bfloat16 terms[kTerms] = {};
+    if (n < kTerms) __builtin_memcpy(terms, p, n * sizeof *p);
+    return vld1q_bf16((const bfloat16_t*)(n == kTerms ? p : terms));
+  }
+  FASTENC_INLINE Vec add_products(Vec sum, bfloat16x8_t a, bfloat16x8_t w) {
+    return (Vec)vbfdotq_f32((float32x4_t)sum, a, w);
+  }
+#else
   FASTENC_INLINE __m512i take(const bfloat16* p, int n) {
     return n == kTerms ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
   }
   FASTENC_INLINE Vec add_products(Vec sum, __m512i a, __m512i w) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)w);
   }
+#endif
 };
 #endif
 
@@ -181,7 +192,7 @@ static void gemm_few_rows_of(const GemmFewRows& m, int64_t left, int64_t right) 
 }
 
 void gemm_few_rows(const GemmFewRows& m, int64_t left, int64_t right) {
-#if FASTENC_VECTOR_BYTES == 64
+#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
   if (m.a_bf16) return gemm_few_rows_of<Bfloat16Terms>(m, left, right);
 #endif
   m.weight.bf16 ? gemm_few_rows_of<WidenedTerms<bfloat16>>(m, left, right)

@@ -1,3 +1,5 @@
+#if !defined(__aarch64__)
 #define FASTENC_ISA baseline
 #define FASTENC_VECTOR_BYTES 16
 #include "kernels.inc"
+#endif

@@ -1,7 +1,11 @@
 // Register tiles of a product C (+)= A B with B's columns contiguous, for attention, gemm and encoder_layer.
 
 constexpr int kTileRows = 6;
-constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // 24 of 32 registers, or 12 of 16, accumulate
+#if FASTENC_VECTOR_BYTES == 64 || FASTENC_ARM
+constexpr int kTileVectors = 4;  // 24 of 32 registers accumulate
+#else
+constexpr int kTileVectors = 2;  // 12 of 16 registers
+#endif
 constexpr int64_t kPanel = kTileVectors * kLanes;   // the most columns of a tile
 constexpr int64_t kDepth = 128;                    // rows of B in a pass: their panel stays in the first-level cache
 

@@ -27,11 +27,15 @@ FASTENC_INLINE Vec load(const bfloat16* p) {
 }
 // Rounds to nearest, ties to even; NaN stays NaN.
 FASTENC_INLINE void store(bfloat16* p, Vec v) {
+#if FASTENC_NEON_BF16
+  vst1_bf16((bfloat16_t*)p, vcvt_bf16_f32((float32x4_t)v));
+#else
   VecU bits = (VecU)v;
   VecU rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   VecU nan = (VecU)(v != v);
   VecH h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), VecH);
   __builtin_memcpy(p, &h, sizeof h);
+#endif
 }
 
 FASTENC_INLINE float to_float(float value) { return value; }
@@ -99,24 +103,36 @@ FASTENC_INLINE void store_first(float* p, Vec v, int n) {
 FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
+// Lane i of the result is lane index[i] of a's and b's lanes, one after the other. The index is a constant.
+FASTENC_INLINE Vec shuffle(Vec a, Vec b, VecI index) {
+#if defined(__clang__)  // it makes one instruction of these too
+  Vec result{};
+#pragma clang loop unroll(full)
+  for (int i = 0; i < kLanes; ++i) result[i] = index[i] < kLanes ? a[index[i]] : b[index[i] - kLanes];
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
 // Adds one half of the lanes to the other until one is left, in registers.
 FASTENC_INLINE float sum(Vec v) {
 #pragma GCC unroll 4
-  for (int width = kLanes / 2; width; width /= 2) v += __builtin_shuffle(v, kLaneIndex ^ width);
+  for (int width = kLanes / 2; width; width /= 2) v += shuffle(v, v, kLaneIndex ^ width);
   return v[0];
 }
 FASTENC_INLINE float maximum(Vec v) {
 #pragma GCC unroll 4
-  for (int width = kLanes / 2; width; width /= 2) v = max(__builtin_shuffle(v, kLaneIndex ^ width), v);
+  for (int width = kLanes / 2; width; width /= 2) v = max(shuffle(v, v, kLaneIndex ^ width), v);
   return v[0];
 }
 
 // a0 b0 a1 b1 ...: from the lower, or the upper, half of the lanes.
 FASTENC_INLINE Vec interleave_low(Vec a, Vec b) {
-  return __builtin_shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes);
+  return shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes);
 }
 FASTENC_INLINE Vec interleave_high(Vec a, Vec b) {
-  return __builtin_shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes + kLanes / 2);
+  return shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes + kLanes / 2);
 }
 
 // Transposes kLanes x kLanes elements: every round interleaves rows i and i + kLanes / 2.

@@ -30,6 +30,7 @@ PYBIND11_MODULE(_C, m) {
         info["int8_products"] = built.int8_products;
         info["usable_instruction_sets"] = built.usable_instruction_sets;
         info["instruction_set"] = built.instruction_set;
+        info["panel_columns"] = built.panel_columns;
         return info;
       },
       "What the ops were compiled with and what they use on this processor.");

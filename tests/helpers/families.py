@@ -225,7 +225,7 @@ BY_NAME = {
         "Qwen3",
         SIZES
         | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, is_causal=False)
-        | dict(pad_token_id=0),
+        | dict(pad_token_id=0, use_cache=False),
         linears=ROTARY_LINEARS,
         no_heads="transformers' heads read the last token",
         no_prefix="rotary positions",
@@ -235,6 +235,7 @@ BY_NAME = {
         "Gemma3Text",
         SIZES
         | dict(num_attention_heads=4, num_key_value_heads=1, head_dim=16, pad_token_id=0)
+        | dict(use_cache=False)
         | dict(query_pre_attn_scalar=24, sliding_window=8, use_bidirectional_attention=True)
         | dict(layer_types=["sliding_attention", "full_attention"]),
         linears=ROTARY_LINEARS,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.models import Seq2Seq
+from fastenc.models import EncoderConfig, Seq2Seq
 from fastenc.nn import ways
 from fastenc.packing import pack_sequences, pack_targets
 from tests.helpers.checkpoints import close, save
@@ -145,3 +145,38 @@ def test_every_way_of_a_decoder_layer_computes_the_same(family, tmp_path, monkey
         close(one, other, atol=2e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="cannot run in int8: it attends to a source"):
         fastenc.freeze(ours.eval().decoder, dtype="int8")
+
+
+def test_texts_in_batches_give_what_each_text_gives(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<pad>", "</s>", *"abcd"]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model_ = Seq2Seq.from_pretrained(save(whole("t5", vocab_size=6), tmp_path))
+    with pytest.raises(ValueError, match="must have a tokenizer"):
+        model_.generate("a b")
+    model_.tokenizer = tokenizer
+    texts = ["a b c", "d a", "a b c d a b"]
+    several = model_.generate(texts, max_new_tokens=4, num_beams=2, batch_size=2)
+    assert several == [model_.generate(text, max_new_tokens=4, num_beams=2) for text in texts]
+    with pytest.raises(ValueError, match="num_beams must be at least 1, got 0"):
+        model_.generate(texts, num_beams=0)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="target 1 has none"):
+        pack_targets([[1], []], 0)
+    with pytest.raises(ValueError, match="-100 may only be a target's last one"):
+        pack_targets([[-100, 1]], 0)
+    ours = Seq2Seq(EncoderConfig.from_hf(whole("bart").config.to_dict()))
+    source, (target, labels) = pack_sequences([[5, 6], [7]]), pack_targets([[5, 2]], 2)
+    with pytest.raises(ValueError, match="one sequence for each of the source's 2, got 1"):
+        ours(source, target)
+    with pytest.raises(ValueError, match=r"labels must have shape \(2,\)"):
+        ours(pack_sequences([[5]]), target, labels[:1])
+    with pytest.raises(ValueError, match="at most 40 tokens, the model's positions, got 41"):
+        ours.generate_ids(source, max_new_tokens=41)
+    with pytest.raises(ValueError, match=r"must be of one of the families .* got 'bert'"):
+        Seq2Seq(EncoderConfig(num_layers=1, hidden_size=32, num_heads=2))

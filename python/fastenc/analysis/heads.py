@@ -18,7 +18,7 @@ from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
 # The features of attention that the statistics compute.
-TAKES = frozenset({"window"})
+TAKES = frozenset({"window", "key_heads", "head_norm_eps"})
 
 
 def visit_heads(

@@ -175,7 +175,7 @@ library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a,
 
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:
-    width = {"avx512": 64, "avx2": 16}.get(library._C.build_info()["instruction_set"], 8)
+    width = library._C.build_info()["panel_columns"]
     columns = sum(weight.shape[0] for weight in weights)
     return weights[0].new_empty(
         (-(-columns // width), weights[0].shape[1], width), dtype=torch.float32

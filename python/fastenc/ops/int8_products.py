@@ -44,7 +44,7 @@ def int8_linear(x: Tensor, packed: Tensor, bias: Tensor | None, columns: int) ->
 
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:
-    width = {"avx512": 64, "avx2": 16}.get(library._C.build_info()["instruction_set"], 8)
+    width = library._C.build_info()["panel_columns"]
     columns, depth = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     size = group_size(depth)
     groups = -(-depth // size)

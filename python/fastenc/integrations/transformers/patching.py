@@ -84,6 +84,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     It supports transformers' classes of the architectures in ``fastenc.models.architectures``: base models, models with
     a head (MaskedLM, SequenceClassification, TokenClassification, QuestionAnswering and others that call the base
     model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
+    Of T5, mT5, umT5, BART and mBART it takes the whole model too: with labels, encoder, decoder and loss run on packed
+    tokens; with a cache, as in ``generate``, the decoder takes its own forward.
     Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
     ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.
 
@@ -102,8 +104,9 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     Args:
         model: a ``transformers.PreTrainedModel``, or a module with one (``SentenceTransformer``, ``PeftModel``).
-        labelled_logits_only: for a MaskedLM model called with labels: compute logits for labelled tokens only. The loss
-            is the same, and ``logits`` is None. That saves most of a training step's memory and much of its time.
+        labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens
+            only. The loss is the same, and ``logits`` is None. That saves most of a training step's memory and much of
+            its time.
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
     top = _pretrained(model)

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Checks the files in dist/: the tag's symbols, size, symbols stripped, no library of others inside, metadata.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+WORK=$PWD/build/release/check
+rm -rf "$WORK" && mkdir -p "$WORK"
+"$PYTHON" -m venv "$WORK/venv"
+"$WORK/venv/bin/pip" install -q --disable-pip-version-check auditwheel twine
+fail() {
+  echo "$1" >&2
+  exit 1
+}
+
+"$WORK/venv/bin/twine" check --strict dist/*.whl dist/*.tar.gz
+compiled=0
+for wheel in dist/*.whl; do
+  name=$(basename "$wheel" .whl)
+  "$PYTHON" -m zipfile -e "$wheel" "$WORK/$name"
+  (($(stat -c %s "$wheel") <= 10 * 1024 * 1024)) || fail "$name: a wheel has at most 10 MiB, got $(stat -c %s "$wheel") bytes"
+  libraries=$(cd "$WORK/$name" && find . -name '*.so*' | sort | tr '\n' ' ')
+  if [[ $name == *-none-any ]]; then
+    [[ -z $libraries ]] || fail "$name: a wheel for every platform holds no compiled code, got $libraries"
+    continue
+  fi
+  compiled=$((compiled + 1))
+  [[ $libraries =~ ^"./fastenc/_C."[^\ ]+" ./fastenc/libfastenc.so "$ ]] || fail "$name: expected the library and one module, got $libraries"
+  for library in $libraries; do
+    file=$WORK/$name/$library
+    needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | tr '\n' ' ')
+    for each in $needed; do
+      case $each in
+        libfastenc.so | libc10.so | libtorch.so | libtorch_cpu.so | libstdc++.so.6 | libm.so.6 | libgcc_s.so.1 | libc.so.6 | libpthread.so.0 | ld-linux-*.so.*) ;;
+        *) fail "$name: $library needs $each, which neither torch nor the system brings" ;;
+      esac
+    done
+    ! readelf -S "$file" | grep -q '\.symtab\|\.debug' || fail "$name: $library is not stripped"
+  done
+  "$WORK/venv/bin/auditwheel" show "$wheel" >"$WORK/$name.txt"
+  tag=$(grep -o 'manylinux_2_28_[a-z0-9_]*' <<<"$name")
+  tr '\n' ' ' <"$WORK/$name.txt" | grep -q "consistent with the following platform tag: *\"$tag\"" ||
+    fail "$name: its symbols do not fit its tag: $(cat "$WORK/$name.txt")"
+  echo "$name: $(stat -c %s "$wheel") bytes, $libraries"
+done
+((compiled)) || fail "dist/ has no wheel with compiled code"
