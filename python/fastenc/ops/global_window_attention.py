@@ -211,6 +211,7 @@ class _GlobalWindowAttention(torch.autograd.Function):
             dout, *near, *far, to_window.key_bias
         )
         dqkv = attend(dnear, dnear_lse, *near, q, k, v, *to_window, True, False, False)[0]
+        dqkv = dqkv.view(qkv.shape)
         dq, dk, dv, *_ = attend(
             dfar,
             dfar_lse,
