@@ -130,9 +130,9 @@ def binaries() -> Iterator[tuple[str, Any, dict]]:
     """(name, kernel, constants) of what a test compiles ahead of time, for every element type."""
     for head_dim in (32, 64, 96, 128):
         constants = {"HEADS": 12, "D": head_dim} | config(head_dim)
-        yield f"global_window_attention merge {head_dim}", _merge_forward_kernel, constants
+        yield f"merged attention {head_dim}", _merge_forward_kernel, constants
         yield (
-            f"global_window_attention merge backward {head_dim}",
+            f"merged attention backward {head_dim}",
             _merge_backward_kernel,
             constants,
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.global_attention import attend_globally
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
@@ -46,7 +47,6 @@ from fastenc.ops import (
     cross_attention,
     disentangled_attention,
     dispatch,
-    global_window_attention,
     layer_norm,
     rms_norm,
 )
@@ -269,39 +269,6 @@ def _attend(
         num_key_heads=spec.key_heads or None,
     )
     return (attended if rows is None else attended[rows]).flatten(1)
-
-
-def attend_globally(
-    x: Tensor,
-    qkv: Tensor,
-    inputs: AttentionInputs,
-    w: LayerWeights,
-    spec: AttentionSpec,
-    dropout: LayerDropout = NO_DROPOUT,
-) -> Tensor:
-    """Attention with global tokens, as qkv's queries.
-
-    The queries of the global tokens, and the keys and values that they see, have projections of their own.
-    """
-    assert inputs.global_tokens is not None and w.global_qkv is not None  # the encoder has both
-    rows = spec.num_heads * spec.head_dim
-    weight = stack(w.global_qkv.weights)
-    bias = stack_biases(w.global_qkv.biases, w.global_qkv.weights)
-    part = lambda rows: (weight[rows], None if bias is None else bias[rows])
-    queries = linear(x[inputs.global_tokens], *part(slice(rows)))
-    keys_and_values = linear(x, *part(slice(rows, None)))
-    return global_window_attention(
-        qkv,
-        queries.view(-1, *qkv.shape[2:]).to(qkv.dtype),
-        keys_and_values.view(-1, 2, *qkv.shape[2:]).to(qkv.dtype),
-        inputs.cu_seqlens,
-        inputs.max_seqlen,
-        inputs.global_tokens,
-        window_size=spec.window,
-        dropout_p=dropout.attention,
-        rng_state=dropout.rng_states[0],
-        softmax_scale=spec.scale,
-    )
 
 
 def normalise_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.global_attention import attend_globally
 from fastenc.nn.layer import (
-    attend_globally,
     attend_to_cache,
     attend_to_source,
     normalise_heads,
