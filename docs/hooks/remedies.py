@@ -27,7 +27,7 @@ REASONS = {
         "Give one. The own forward raises transformers' error.",
     ),
     "the batch is empty": ("No row, or no column.", "Skip empty batches."),
-    "attention_mask is not (batch, length)": (
+    "… is not (batch, length)": (
         "A mask of three or four dimensions, or of another length than the inputs.",
         "Give the tokenizer's `attention_mask`.",
     ),

@@ -33,6 +33,9 @@ class PackedBatch:
         padded_shape: (B, length) of that padded batch, or None.
         hidden: (T, hidden_size), the encoder's output for these tokens if it was computed before, or None. The encoder
             then returns it unchanged.
+        global_tokens: (G,) int64, ascending, the indices of the tokens that see all tokens of their sequence and are
+            seen by all, for encoders with global attention (Longformer); other encoders do not read it. None: the
+            model's head decides; empty: no token.
     Raises: ValueError naming the field, the value and the rule. The values of offsets and indices are checked on CPU
         tensors only, because on an accelerator that would wait for the device. FASTENC_DEBUG=1 checks them there too.
     """
@@ -45,6 +48,7 @@ class PackedBatch:
     indices: Tensor | None = None
     padded_shape: tuple[int, int] | None = None
     hidden: Tensor | None = None
+    global_tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         tokens = self.input_ids.shape[:1]
@@ -71,6 +75,8 @@ class PackedBatch:
                 )
         check_cu_seqlens(self.cu_seqlens, self.total_tokens, self.max_seqlen)
         self._check_indices()
+        if self.global_tokens is not None:
+            check_global_tokens(self.global_tokens, self.total_tokens)
 
     def _check_indices(self) -> None:
         if (self.indices is None) != (self.padded_shape is None):
@@ -130,12 +136,17 @@ class PackedBatch:
     def split(self, groups: Sequence[tuple[int, int, int]]) -> list["PackedBatch"]:
         """Split the batch into batches of consecutive sequences. The new batches have no indices.
 
+        If the batch has global tokens on an accelerator, their numbers are read back, which waits for the device.
+
         Args: groups: (number of sequences, number of tokens, length of the longest sequence) of each new batch.
         """
         batches, sequence, token = [], 0, 0
-        for sequences, tokens, longest in groups:
+        bounds = self._global_bounds([tokens for _, tokens, _ in groups])
+        for number, (sequences, tokens, longest) in enumerate(groups):
             tokens_of_group = slice(token, token + tokens)
-            types = self.token_type_ids
+            types, chosen = self.token_type_ids, self.global_tokens
+            if chosen is not None:
+                chosen = chosen[bounds[number] : bounds[number + 1]] - token
             batches.append(
                 PackedBatch(
                     input_ids=self.input_ids[tokens_of_group],
@@ -143,10 +154,18 @@ class PackedBatch:
                     max_seqlen=longest,
                     position_ids=self.position_ids[tokens_of_group],
                     token_type_ids=None if types is None else types[tokens_of_group],
+                    global_tokens=chosen,
                 )
             )
             sequence, token = sequence + sequences, token + tokens
         return batches
+
+    def _global_bounds(self, tokens: Sequence[int]) -> list[int]:
+        """The offsets of groups with these numbers of tokens among the global tokens."""
+        if self.global_tokens is None:
+            return []
+        ends = torch.tensor([0, *accumulate(tokens)], device=self.global_tokens.device)
+        return torch.searchsorted(self.global_tokens, ends).tolist()
 
 
 @dataclass(frozen=True)
@@ -240,6 +259,7 @@ def pack(
     attention_mask: Tensor | None = None,
     token_type_ids: Tensor | None = None,
     *,
+    global_attention_mask: Tensor | None = None,
     total_tokens: int | None = None,
     max_seqlen: int | None = None,
 ) -> PackedBatch:
@@ -250,6 +270,8 @@ def pack(
         attention_mask: (B, length), non-zero at real tokens; None keeps every token. Padding may be on the left, on
             the right or between tokens. The order of the tokens is kept.
         token_type_ids: (B, length) integer or None.
+        global_attention_mask: (B, length), non-zero at the global tokens of encoders with global attention. On a GPU
+            their number is read back to the host. None: the batch says nothing about them.
         total_tokens, max_seqlen: the number of real tokens, and the length of the longest sequence. Without them the
             function reads both back to the host. For tensors on a GPU that waits for the device, so pack CPU tensors
             where possible.
@@ -261,7 +283,8 @@ def pack(
             f"input_ids must be (batch, length), got shape {tuple(input_ids.shape)}: "
             "add a batch dimension, or use pack_sequences for a list of sequences"
         )
-    for name, value in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+    masks = {"attention_mask": attention_mask, "global_attention_mask": global_attention_mask}
+    for name, value in {**masks, "token_type_ids": token_type_ids}.items():
         if value is not None and value.shape != input_ids.shape:
             raise ValueError(
                 f"{name} must have the shape of input_ids {tuple(input_ids.shape)}, "
@@ -292,7 +315,16 @@ def pack(
         else token_type_ids.reshape(-1)[indices].long(),
         indices=indices,
         padded_shape=(batch, length),
+        global_tokens=None
+        if global_attention_mask is None
+        else (global_attention_mask.reshape(-1)[indices] != 0).nonzero().flatten(),
     )
+
+
+def first_tokens(batch: PackedBatch) -> Tensor:
+    """The index of each sequence's first token, int64. On an accelerator every sequence must have a token."""
+    first = batch.cu_seqlens[:-1].long()
+    return first[batch.cu_seqlens.diff() > 0] if debug.may_read(first) else first
 
 
 def length_sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -397,6 +429,27 @@ def check_cu_seqlens(
         return
     _check_offsets(cu_seqlens.tolist(), total_tokens, max_seqlen, suffix)
     _last_checked = weakref.ref(cu_seqlens), version, total_tokens, max_seqlen
+
+
+def check_global_tokens(global_tokens: Tensor, tokens: int, op: str = "") -> None:
+    """Check global tokens: int64, one-dimensional, ascending indices of tokens. Values are checked on a CPU only.
+
+    Args: op: begins the message.
+    Raises: ValueError stating rule, received value, remedy.
+    """
+    if global_tokens.dtype != torch.int64 or global_tokens.dim() != 1:
+        raise ValueError(
+            f"{op}global_tokens must be int64 of shape (G,), indices in the packed batch, got {global_tokens.dtype} of "
+            f"shape {tuple(global_tokens.shape)}: fastenc.packing.first_tokens makes such a tensor"
+        )
+    if not debug.may_read(global_tokens) or not len(global_tokens):
+        return
+    ascend = bool((global_tokens.diff() > 0).all())
+    if not ascend or int(global_tokens[0]) < 0 or int(global_tokens[-1]) >= tokens:
+        raise ValueError(
+            f"{op}global_tokens must ascend from at least 0 to less than the {tokens} tokens of the batch, got "
+            f"{global_tokens.tolist()[:8]}: give each global token once"
+        )
 
 
 def _check_offsets(offsets: list[int], total_tokens: int, max_seqlen: int, suffix: str) -> None:

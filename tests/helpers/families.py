@@ -1,10 +1,12 @@
 """Small random models of every supported Hugging Face family, for the tests."""
 
+import copy
 import importlib
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 SIZES = dict(
     vocab_size=97,
@@ -50,7 +52,7 @@ class Family:
     sees_distances: whether attention depends on the distance of tokens, so that padding between two tokens counts.
     no_positions: why a call cannot choose the positions; "" if it can.
     no_head_in_peft: why PEFT saves its heads whole only if told to; "" if it does so by itself.
-    no_answers: why it has no head for question answering; "" if it has one.
+    no_answers: why the tests of question answering leave it out; "" if they do not.
     no_autocast: why transformers cannot run it under autocast; "" if it can.
     """
 
@@ -156,6 +158,13 @@ BY_NAME = {
         sees_distances=True,
         no_head_in_peft="it looks for 'classifier', not for 'pooler'",
     ),
+    "longformer": Family(
+        "Longformer",
+        ROBERTA_SIZES | dict(attention_window=8, sep_token_id=2),
+        no_prefix="its attention has a window",
+        sees_distances=True,
+        no_answers="transformers wants three separators in each text: test_longformer.py",
+    ),
     "big_bird": Family(
         "BigBird",
         SIZES | dict(attention_type="original_full"),
@@ -258,7 +267,7 @@ OTHER_NAMES = ("camembert", "data2vec-text", "big_bird-sparse")
 ENCODERS = tuple(name for name in BY_NAME if name not in OTHER_NAMES)
 # Families with every head.
 FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
-# Families with a head for question answering.
+# Families of the tests of question answering.
 ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 
 
@@ -299,6 +308,30 @@ def model(family: str, task: str = "Model", **changes):
         for parameter in result.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return result.eval()
+
+
+class _SoftmaxInFloat64(TorchFunctionMode):
+    """Ignores the dtype that a model gives to softmax. Longformer's is float32 in every dtype; in float64, where its
+    mask is beyond float32's range, that makes NaN of rows of padding."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function is torch.nn.functional.softmax and args[0].dtype == torch.float64:
+            kwargs["dtype"] = None
+        return function(*args, **kwargs)
+
+
+def in_float64(model):
+    """A copy of a transformers model that computes in float64."""
+    exact = copy.deepcopy(model).double()
+    forward = exact.forward
+
+    def in_mode(*args, **kwargs):
+        with _SoftmaxInFloat64():
+            return forward(*args, **kwargs)
+
+    exact.forward = in_mode
+    return exact
 
 
 def padded_batch(family: str, lengths=(5, 17, 1, 30), seed: int = 0) -> dict[str, torch.Tensor]:

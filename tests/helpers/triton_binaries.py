@@ -50,6 +50,7 @@ from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 FLOAT32_POINTERS = {"lse", "delta", "dlse", "log_sum", "wide_dq", "mean", "rstd", "partial", "sums"}
+FLOAT32_POINTERS |= {"window_lse", "others_lse", "dwindow_lse", "dothers_lse"}
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table", "found_inf"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),

@@ -50,6 +50,8 @@ def the_caches_older_name(monkeypatch):
 def batch_of(family: str, task: str) -> dict[str, torch.Tensor]:
     """A batch, without token types where PEFT does not pass them on."""
     padded = padded_batch(family)
+    if task == "QUESTION_ANS" and BY_NAME[family].no_answers:
+        pytest.skip(BY_NAME[family].no_answers)
     if task in ("QUESTION_ANS", "FEATURE_EXTRACTION"):
         padded.pop("token_type_ids", None)
     return padded

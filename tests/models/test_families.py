@@ -34,6 +34,7 @@ from tests.helpers.families import (
     FAMILIES,
     config,
     dropouts,
+    in_float64,
     model,
     padded_batch,
     skip_without_autocast,
@@ -162,7 +163,7 @@ def test_logits_loss_and_every_gradient(family, task, dtype, tmp_path):
     """Of a loaded model, and of a patched model."""
     theirs, example = in_dtype(model(family, task), dtype), Example(family, task)
     loaded = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path), dtype=dtype)
-    patched, exact = fastenc.patch(copy.deepcopy(theirs)), copy.deepcopy(theirs).double()
+    patched, exact = fastenc.patch(copy.deepcopy(theirs)), in_float64(theirs)
     plain, wanted = example.theirs(theirs), example.theirs(exact)
     for loss in (plain[1], wanted[1]):
         loss.backward()

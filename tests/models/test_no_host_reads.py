@@ -234,6 +234,8 @@ def test_masked_cross_entropy(reduction):
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patched_models_read_the_mask_once_or_never(family, task, noted, monkeypatch):
+    if (family, task) == ("longformer", "ForSequenceClassification"):
+        pytest.skip("transformers' head makes a mask of global tokens, whose number is read")
     # Without a problem type, DeBERTa's own head reads the labels.
     theirs = model(family, task, problem_type="single_label_classification")
     ours = fastenc.patch(theirs, labelled_logits_only=task == "ForMaskedLM")

@@ -78,7 +78,7 @@ INVENTED = {
     ],
     "shift": [described("out_norm", InventedNorm, shift=used) for used in (1.0, 0.0)],
     "convolution": [described(None, InventedLayer, convolution=used) for used in (3, 0)],
-    "global_tokens": [extended("inputs", "global_tokens", used) for used in (ONE, None)],
+    "memory_tokens": [extended("inputs", "memory_tokens", used) for used in (ONE, None)],
     "q_norm_weight": [extended("weights", "q_norm_weight", used) for used in (ONE, None)],
     "sink_dropout": [extended("dropout", "sink", used) for used in (0.1, None)],
 }
@@ -106,7 +106,7 @@ def test_a_field_that_is_not_used_is_no_feature(name):
     assert torch.equal(run_layer(layer_call).x, run_layer(CALL).x)
 
 
-@pytest.mark.parametrize("name", ["sinks", "global_tokens"])
+@pytest.mark.parametrize("name", ["sinks", "memory_tokens"])
 def test_compiled_layers_refuse_it_too(name):
     compiled = torch.compile(lambda layer_call: run_layer(layer_call).x, backend="eager")
     with torch.no_grad(), pytest.raises(Exception, match=f"it does not compute {name}"):

@@ -107,6 +107,8 @@ BUDGETS = {
         Budget(
             DISENTANGLED.format("backward_tables") + " of queries", 2, (152.5, 156.0), 216, "mma"
         ),
+        Budget("merged attention 64 bf16", 16, (13.3, 13.3), 32, None),
+        Budget("merged attention backward 64 bf16", 16, (23.1, 23.1), 56, None),
         Budget(BLOCK_SPARSE.format("forward"), 32, (16.4, 16.4), 152, "wgmma"),
         Budget(BLOCK_SPARSE.format("backward_kv"), 16, (37.0, 37.0), 184, "wgmma"),
         Budget(BLOCK_SPARSE.format("backward_q"), 16, (29.6, 29.6), 128, "wgmma"),

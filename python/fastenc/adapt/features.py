@@ -136,7 +136,8 @@ def cache_features(
         )
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {DTYPES}, got {dtype}: give one of them")
-    inputs = _Inputs(examples, collate)
+    encoded = lambda chosen: model.encoder_batch(collate(chosen)["batch"])
+    inputs = _Inputs(examples, encoded)
     rows = inputs.tokens if per_token else inputs.sequences
     values: dict[str, Any] = {
         "encoder": _digest_encoder(encoder),
@@ -156,7 +157,7 @@ def cache_features(
         bar = progress_bar(batches, "features", "batch", show_progress)
 
         def compute(chosen: list[int]) -> Tensor:
-            batch = collate([examples[index] for index in chosen])["batch"]
+            batch = encoded([examples[index] for index in chosen])
             return _outputs(encoder, batch, per_token, autocast_dtype).to(dtype)
 
         with evaluation_mode(encoder):
@@ -168,15 +169,16 @@ def cache_features(
 class _Inputs:
     """The numbers of tokens and sequences of each example, and a SHA-256 digest of all inputs of the encoder."""
 
-    def __init__(self, examples: Sequence[Any], collate: Callable[[Sequence[Any]], ModelArguments]):
+    def __init__(self, examples: Sequence[Any], encoded: Callable[[Sequence[Any]], PackedBatch]):
         self.tokens: list[int] = []
         self.sequences: list[int] = []
         digest = hashlib.sha256()
         for example in examples:
-            batch: PackedBatch = collate([example])["batch"]
+            batch = encoded([example])
             self.tokens.append(batch.total_tokens)
             self.sequences.append(batch.num_sequences)
-            for tensor in (batch.cu_seqlens, batch.input_ids, batch.token_type_ids):
+            given = (batch.cu_seqlens, batch.input_ids, batch.token_type_ids, batch.global_tokens)
+            for tensor in given:
                 if tensor is not None:
                     digest.update(_bytes(tensor))
         self.digest = digest.hexdigest()

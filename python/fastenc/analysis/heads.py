@@ -38,7 +38,7 @@ def visit_heads(
         visit: function of the layer's number and a :class:`fastenc.ops.head_statistics.HeadStatistics`.
         targets, skip_ends: as in :func:`fastenc.ops.head_statistics`.
     Raises: ValueError for an encoder with an adaptation that is not merged into its weights. UnknownAttention (a
-        ValueError) for DeBERTa's attention.
+        ValueError) for the attention of DeBERTa and Longformer.
     """
     unknown = frozenset[str]().union(*(features_of(s.attention) for s in encoder.stack.layers))
     if unknown - TAKES:

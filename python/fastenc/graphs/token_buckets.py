@@ -40,7 +40,9 @@ def bucket_of(
     per_doubling: int = 2,
     may_be_full: bool = False,
 ) -> Bucket | None:
-    """The smallest bucket for the batch and at least one sequence of padding, or None if it exceeds ``max_tokens``.
+    """The smallest bucket for the batch and at least one sequence of padding.
+
+    None if it exceeds ``max_tokens``, and for a batch with global tokens, whose number is another one in each batch.
 
     The padding forms separate sequences, which are not empty and not longer than ``max_seqlen``. A bucket has more
     tokens than sequences, so that the first dimension of a result shows whether it has a row per token or per sequence.
@@ -51,6 +53,8 @@ def bucket_of(
         may_be_full: a batch with exactly a bucket's shape takes that bucket without padding.
     """
     tokens, sequences = batch.total_tokens, batch.num_sequences
+    if batch.global_tokens is not None:
+        return None
     for capacity in sizes():
         extra = capacity - sequences
         if extra < 0 or (extra == 0 and not may_be_full):

@@ -28,6 +28,7 @@ from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     CrossWeights,
+    GlobalWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -135,6 +136,11 @@ class EncoderLayer(nn.Module):
         )
         self.position_key = project("c2p", biases.qkv and biases.key)
         self.position_query = project("p2c", biases.qkv)
+        self.global_qkv = (
+            nn.Linear(width, 3 * heads_width, bias=biases.qkv)
+            if attention.global_attention
+            else None
+        )
         self.cross = None if spec.cross_norm is None else CrossAttention(config, spec, biases)
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
@@ -142,6 +148,7 @@ class EncoderLayer(nn.Module):
         self.adaptation: str | None = None
 
     def weights(self) -> LayerWeights:
+        of_globals = self.global_qkv
         qkv_bias: Tensor | None = self.qkv.bias
         if self.query_bias is not None and self.value_bias is not None:
             attention = self._spec.attention
@@ -164,6 +171,9 @@ class EncoderLayer(nn.Module):
             *_parameters(self.position_query),
             *_own_norm_factors(self, norms),
             cross=None if self.cross is None else self.cross.weights(),
+            global_qkv=None
+            if of_globals is None
+            else GlobalWeights((of_globals.weight,), (of_globals.bias,)),
         )
 
     def dropout(self) -> LayerDropout:
@@ -366,16 +376,19 @@ class Encoder(LayerStack, PretrainedModel):
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
         x, table = self.embeddings(batch, tied_weight, self.adapted.first_position)
         cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
-        prompt = self.adapted.prompt()
+        prompt, global_tokens = self.adapted.prompt(), batch.global_tokens
         if prompt is not None:
             x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
             max_seqlen += prompt.shape[0]
+            global_tokens = None if global_tokens is None else rows[global_tokens]
         without_prompt = lambda state: state if rows is None else state[rows]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
         modules = self._stack_modules(self.frozen.current())
-        states = run_stack(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input)
+        states = run_stack(
+            x, cu_seqlens, max_seqlen, self.stack, modules, visit_input, global_tokens=global_tokens
+        )
         for number, state in enumerate(states):
             if number in wanted:
                 kept[number] = without_prompt(state)

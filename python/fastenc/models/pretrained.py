@@ -16,6 +16,7 @@ from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
 from fastenc.nn.layer_norm import OffsetRMSNorm
 from fastenc.nn.scalar_mix import ScalarMix
+from fastenc.packing import PackedBatch
 from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
@@ -65,6 +66,10 @@ class PretrainedModel(nn.Module):
         """The largest number of tokens of a sequence."""
         adapted = getattr(self._encoder(), "adapted", None)
         return self.config.max_positions - (adapted.first_position if adapted is not None else 0)
+
+    def encoder_batch(self, batch: PackedBatch) -> PackedBatch:
+        """The batch as the model gives it to its encoder: a head may choose the global tokens."""
+        return batch
 
     def _encoder(self) -> Any:
         return self._modules.get("encoder", self)

@@ -68,8 +68,11 @@ class FrozenWeights(nn.Module):
         Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
         quantised = quantised_layers(owner, INT8)
-        linears = (m for layer in layers for m in layer.children() if isinstance(m, nn.Linear))
-        for linear in linears:
+        named = (pair for layer in layers for pair in layer.named_children())
+        for name, linear in named:
+            # The projections of global tokens stay in float32.
+            if not isinstance(linear, nn.Linear) or name == "global_qkv":
+                continue
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             without_values = torch.empty_like(linear.weight, device="meta")
             del linear.weight

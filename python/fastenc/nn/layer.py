@@ -12,11 +12,14 @@ from torch import Tensor
 
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.global_attention import attend_globally
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
+    GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
     HEAD_NORMS,
     OWN_NORMS,
     LayerCall,
@@ -54,6 +57,8 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
     | {"interleaved", "key_heads"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
+    | GLOBAL_TOKENS
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
@@ -96,7 +101,12 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         _use_floats(dropout)
     qkv = stacked_linear(state.x, weights.qkv_weights, weights.qkv_biases)
     qkv = spec.attention.split_qkv(added.to_output("qkv", qkv, state.x))
-    attended = _attend(qkv, inputs, weights, spec.attention, dropout, added)
+    if inputs.global_tokens is None:
+        attended = _attend(qkv, inputs, weights, spec.attention, dropout, added)
+    else:
+        attended = attend_globally(state.x, qkv, inputs, weights, spec.attention, dropout).flatten(
+            1
+        )
     norm, name = spec.attention_norm, "attention_out"
     if spec.cross_norm is not None:
         h = _end_attention(

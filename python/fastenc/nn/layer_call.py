@@ -23,6 +23,9 @@ DISENTANGLED = frozenset(
     {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}
     | {"position_query_weight", "position_query_bias"}
 )
+# The features of global tokens (fastenc.nn.global_attention). Without any in the batch, a layer has a window.
+GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv"})
+GLOBAL_TOKENS = frozenset({"global_tokens"})
 # The features of RMSNorm of queries and keys, and of norms of the sublayers' outputs.
 HEAD_NORMS = frozenset({"head_norm_eps", "query_norm_weight", "key_norm_weight"})
 OWN_NORMS = frozenset({"own_norms", "attention_own_norm_weight", "down_own_norm_weight"})

@@ -46,6 +46,8 @@ class AttentionSpec:
             "p2c" (a key times a position's query); see :func:`fastenc.ops.disentangled_attention`.
         block_size: tokens of a block in block-sparse attention (:mod:`fastenc.nn.block_plan`); 0: without blocks.
         random_blocks: number of random blocks that a block sees.
+        global_attention: the batch's global tokens see all tokens and are seen by all; see
+            :func:`fastenc.ops.global_window_attention`.
         interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
@@ -61,6 +63,7 @@ class AttentionSpec:
     block_size: int = 0
     random_blocks: int = 0
     interleaved: bool = False
+    global_attention: bool = False
     key_heads: int = 0
     head_norm_eps: float | None = None
 
@@ -148,6 +151,13 @@ class CrossWeights(NamedTuple):
     norm_bias: Tensor | None
 
 
+class GlobalWeights(NamedTuple):
+    """The weights and biases of q, k and v where global tokens attend, one stacked tensor or several."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+
+
 # Of RMSNorms of queries and keys, and of norms of the two sublayers' outputs, where a layer has them.
 OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -182,6 +192,7 @@ class LayerWeights(NamedTuple):
     attention_own_norm_weight: Tensor | None = None
     down_own_norm_weight: Tensor | None = None
     cross: CrossWeights | None = None
+    global_qkv: GlobalWeights | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""
@@ -318,6 +329,7 @@ class AttentionInputs(NamedTuple):
         blocks: tables from :func:`fastenc.ops.attention_blocks.attention_blocks`, or None.
         source: the source of layers that attend to one, or None.
         cache: the layer's keys and values of earlier tokens, to which this call adds its own, or None.
+        global_tokens: int64 (G,), the indices of the global tokens, ascending; None without any.
     """
 
     cu_seqlens: Tensor
@@ -330,6 +342,7 @@ class AttentionInputs(NamedTuple):
     blocks: AttentionBlocks | None = None
     source: Source | None = None
     cache: LayerCache | None = None
+    global_tokens: Tensor | None = None
 
 
 class LayerState(NamedTuple):
@@ -365,8 +378,9 @@ def stack_biases(biases: tuple[Tensor | None, ...], weights: tuple[Tensor, ...])
 
 
 def stacked(weights: LayerWeights) -> LayerWeights:
-    """The weights with those of q, k and v, of a gated ``up``, and of a source's k and v in one tensor each."""
-    w, c = weights, weights.cross
+    """The weights with those of q, k and v, of a gated ``up``, of a source's k and v, and of global tokens in
+    one tensor each."""
+    w, c, g = weights, weights.cross, weights.global_qkv
     return w._replace(
         cross=None
         if c is None
@@ -374,6 +388,9 @@ def stacked(weights: LayerWeights) -> LayerWeights:
             key_value_weights=(stack(c.key_value_weights),),
             key_value_biases=(stack_biases(c.key_value_biases, c.key_value_weights),),
         ),
+        global_qkv=None
+        if g is None
+        else GlobalWeights((stack(g.weights),), (stack_biases(g.biases, g.weights),)),
         qkv_weights=(stack(w.qkv_weights),),
         qkv_biases=(stack_biases(w.qkv_biases, w.qkv_weights),),
         up_weights=(stack(w.up_weights),),

@@ -78,6 +78,11 @@ class StackSpec:
             or any(spec.attention.block_size for spec in self.layers)
         )
 
+    @property
+    def has_global_attention(self) -> bool:
+        """Whether some layers read which tokens are global."""
+        return any(spec.attention.global_attention for spec in self.layers)
+
     def of_module(self, index: int) -> LayerSpec:
         """The description of the first layer that this module computes, or of layer 0 if it computes none."""
         used = self.module_of_layer
@@ -145,6 +150,7 @@ def run_stack(
     source: Source | None = None,
     caches: Sequence[LayerCache] | None = None,
     padded_length: int | None = None,
+    global_tokens: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
 
@@ -156,11 +162,14 @@ def run_stack(
         source: what a decoder's layers attend to.
         caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
         padded_length: the length of the padded batch up to which blocks count, see :func:`fastenc.nn.block_plan`.
+        global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
     sequences = (cu_seqlens, max_seqlen)
-    inputs = attention_inputs(x, *sequences, spec, modules, source, caches, padded_length)
+    inputs = attention_inputs(
+        x, *sequences, spec, modules, source, caches, padded_length, global_tokens
+    )
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
     )
@@ -201,6 +210,7 @@ def attention_inputs(
     source: Source | None = None,
     caches: Sequence[LayerCache] | None = None,
     padded_length: int | None = None,
+    global_tokens: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
@@ -218,8 +228,11 @@ def attention_inputs(
         if rotary is not None
     }
 
+    if global_tokens is not None and not len(global_tokens):
+        global_tokens = None  # every layer has a window only
+
     def of_layer(number: int) -> AttentionInputs:
-        rotary = spec.rotary[number]
+        rotary, attention = spec.rotary[number], spec.layers[number].attention
         table = None if rotary is None else tables[rotary]
         return AttentionInputs(
             cu_seqlens,
@@ -232,6 +245,7 @@ def attention_inputs(
             blocks,
             source,
             caches[number] if caches else None,
+            global_tokens if attention.global_attention else None,
         )
 
     return of_layer

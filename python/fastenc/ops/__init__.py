@@ -12,6 +12,7 @@ from fastenc.ops.crf import (
 )
 from fastenc.ops.disentangled_attention import disentangled_attention
 from fastenc.ops.embedding_layer_norm import embedding_layer_norm, tied_embedding_layer_norm
+from fastenc.ops.global_window_attention import global_window_attention
 from fastenc.ops.head_statistics import head_statistics
 from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_gelu import linear_gelu
@@ -35,6 +36,7 @@ __all__ = [
     "cross_attention",
     "disentangled_attention",
     "embedding_layer_norm",
+    "global_window_attention",
     "head_statistics",
     "layer_norm",
     "linear_gelu",

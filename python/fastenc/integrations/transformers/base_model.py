@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 INDICES = ("input_ids", "token_type_ids", "position_ids")
+GLOBAL_MASK = "global_attention_mask"  # an input of families with global attention
 # Arguments that do not change the results of this forward.
 HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch"}
 # Switches of the configuration that transformers reads in every call.
@@ -61,7 +62,7 @@ def inputs_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
         return "it is inside a function transform (torch.func)"
     if torch.autograd.forward_ad._current_level >= 0:
         return "it is inside forward-mode differentiation"
-    for name in INPUTS:
+    for name in (*INPUTS, GLOBAL_MASK):
         value = arguments.get(name)
         if value is None:
             continue
@@ -86,10 +87,11 @@ def arguments_reason(
     model: "PreTrainedModel", live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
 ) -> str | None:
     """Why a call with these arguments must take the model's own forward, or None."""
+    known = {*INPUTS, *HARMLESS, *((GLOBAL_MASK,) if live.stack.has_global_attention else ())}
     extra = {
         name
         for name, value in arguments.items()
-        if name not in INPUTS and name not in HARMLESS and value is not None and value is not False
+        if name not in known and value is not None and value is not False
     }
     if not live.architecture.takes_inputs_embeds and arguments.get("inputs_embeds") is not None:
         extra.add("inputs_embeds")
@@ -98,13 +100,15 @@ def arguments_reason(
     for name in READ_AT_CALL:
         if getattr(model.config, name, False) and arguments.get(name) is not False:
             return f"config.{name} is on"
-    inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
+    inputs = inputs_of(arguments)
     if inputs is None:
         return "it needs exactly one of input_ids and inputs_embeds"
     if inputs.shape[1] == 0 or inputs.shape[0] == 0:
         return "the batch is empty"
-    if mask is not None and (mask.dim() != 2 or mask.shape != inputs.shape[:2]):
-        return "attention_mask is not (batch, length)"
+    for name in ("attention_mask", GLOBAL_MASK):
+        given = arguments.get(name)
+        if given is not None and (given.dim() != 2 or given.shape != inputs.shape[:2]):
+            return f"{name} is not (batch, length)"
     if metadata is not None and metadata.leading_padding:
         # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
         return "a row starts with padding"
@@ -157,13 +161,40 @@ def run(
     modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
     states = run_stack(
-        x, batch.cu_seqlens, batch.max_seqlen, live.stack, modules, padded_length=inputs.shape[1]
+        x,
+        batch.cu_seqlens,
+        batch.max_seqlen,
+        live.stack,
+        modules,
+        padded_length=inputs.shape[1],
+        global_tokens=_global_tokens(batch, live, arguments, metadata),
     )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)
     last = state.to(dtype) if kept[-1] is None else kept[-1]
     return PackedRun(last, tuple(kept), batch, tied_weight)
+
+
+def _global_tokens(
+    batch: PackedBatch, live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
+) -> Tensor | None:
+    """The indices of the global tokens. As in transformers, a 2 marks one, in the attention mask or in its product with
+    (1 + the global mask).
+
+    The number of those in a global mask is read back, which waits for a GPU.
+    """
+    mask: Any = arguments.get("attention_mask")
+    global_mask: Any = arguments.get(GLOBAL_MASK)
+    if not live.stack.has_global_attention or (mask is None and global_mask is None):
+        return None
+    merged = mask
+    if global_mask is not None:
+        merged = global_mask + 1 if mask is None else mask * (global_mask + 1)
+    is_global = (merged == 2).reshape(-1)[batch.indices]
+    if global_mask is None and metadata is not None:
+        return is_global.nonzero_static(size=metadata.global_tokens).flatten()
+    return is_global.nonzero().flatten()
 
 
 def output(

@@ -23,6 +23,7 @@ class BatchMetadata:
         gaps: number of padding tokens that precede a real token of their row.
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
+        global_tokens: number of tokens that the mask marks as global (2, Longformer).
     labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
@@ -33,6 +34,7 @@ class BatchMetadata:
     gaps: int
     labelled: int
     labelled_padding: int
+    global_tokens: int
 
 
 class DataCollatorWithSeqlens:
@@ -124,7 +126,8 @@ def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
         (~real[:, 0]).sum(),
         (ends - lengths).sum(),
     ]
+    global_tokens = (mask == 2).sum()
     if labels is None or labels.numel() != mask.numel():
-        return numbers + [lengths.new_zeros(())] * 2
+        return [*numbers, *[lengths.new_zeros(())] * 2, global_tokens]
     labelled = labels.reshape(mask.shape) != -100
-    return [*numbers, labelled.sum(), (labelled & ~real).sum()]
+    return [*numbers, labelled.sum(), (labelled & ~real).sum(), global_tokens]

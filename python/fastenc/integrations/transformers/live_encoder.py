@@ -34,6 +34,7 @@ from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     CrossWeights,
+    GlobalWeights,
     LayerDropout,
     LayerSpec,
     LayerState,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 LINEARS = ("qkv", "attention_out", "up", "down")
 # Linear layers and parameters that only some families have.
 POSITIONS = ("position_key", "position_query")
+GLOBAL_QKV = "global_qkv"
 BIASES = ("query_bias", "value_bias")
 OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
 # Those of a decoder's attention to the encoder's states.
@@ -99,6 +101,7 @@ class LiveLayer:
             *self._position_projections(),
             *self._own_norm_factors(),
             cross=self._cross() if "cross.query" in m else None,
+            global_qkv=self._global_qkv() if GLOBAL_QKV in m else None,
         )
 
     def _qkv_biases(self) -> tuple[Tensor | None, ...]:
@@ -124,6 +127,11 @@ class LiveLayer:
             return None, None, None, None
         key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
         return *_parameters(key), *_parameters(query)
+
+    def _global_qkv(self) -> GlobalWeights:
+        linears = self.modules[GLOBAL_QKV]
+        weights = tuple(linear.weight for linear in linears)
+        return GlobalWeights(weights, tuple(linear.bias for linear in linears))
 
     def _cross(self) -> CrossWeights:
         (query,), (out,), (norm,) = (
@@ -342,7 +350,7 @@ class LiveEncoder:
         for index in range(self.architecture.layer_modules(self.config)):
             modules = {
                 name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, *CROSS, *NORMS, *OWN_NORMS)
+                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS)
                 if f"layers.{index}.{name}" in self._names
             }
             path = _common_parent(

@@ -7,8 +7,9 @@ check that nothing has changed since then, which takes microseconds.
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
-from functools import partial
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +62,10 @@ def new_of_same_class(model: "PreTrainedModel", changes: Mapping[str, Any] | Non
 
 
 def output_class(model: "PreTrainedModel") -> type:
-    """The class that the model's forward returns, found by calling a new model on the meta device."""
+    """The class that the model's forward returns, found by calling a new model on the meta device.
+
+    Longformer's forward cannot run there, because it reads values; its class is the one that its annotation names.
+    """
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -84,9 +88,19 @@ def output_class(model: "PreTrainedModel") -> type:
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
         new.warn_if_padding_and_no_attention_mask = lambda *arguments: None
-        # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
-        mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
-        return type(new(input_ids=ids, attention_mask=mask))
+        try:
+            # A mask of four dimensions is taken as it is. BigBird would read the values of one that it makes itself.
+            mask = torch.zeros(1, 1, 1, 1) if hasattr(config, "attention_type") else None
+            return type(new(input_ids=ids, attention_mask=mask))
+        except RuntimeError:
+            return annotated_output(type(model).forward)
+
+
+@cache
+def annotated_output(forward: Callable[..., Any]) -> type:
+    """The class of outputs in the annotation of a forward of transformers, ``tuple | SomeOutput``."""
+    returned = typing.get_type_hints(inspect.unwrap(forward))["return"]
+    return next(each for each in typing.get_args(returned) if hasattr(each, "to_tuple"))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:

@@ -15,6 +15,7 @@ from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
 from fastenc.integrations.transformers.live_model import (
     Allowed,
     Snapshot,
+    annotated_output,
     first_difference,
     new_of_same_class,
     weight_difference,
@@ -105,8 +106,6 @@ def forward(
     labelled_logits_only: bool,
 ):
     """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss."""
-    from transformers.modeling_outputs import MaskedLMOutput
-
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
@@ -134,7 +133,7 @@ def forward(
             loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
         logits = packed.padded(logits)
     states: Any = base_model.padded_states(packed, None, wanted)
-    result = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states)
+    result = annotated_output(type(model).forward)(loss=loss, logits=logits, hidden_states=states)
     return_dict = arguments.get("return_dict")
     as_dict = model.config.return_dict if return_dict is None else return_dict
     return result if as_dict else result.to_tuple()

@@ -14,6 +14,7 @@ from fastenc.models.architectures.eurobert import EuroBert
 from fastenc.models.architectures.gemma3 import Gemma3
 from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
+from fastenc.models.architectures.longformer import Longformer
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
@@ -43,6 +44,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MPNet,
         Deberta,
         DebertaV2,
+        Longformer,
         BigBird,
         T5,
         MT5,

@@ -358,6 +358,10 @@ class Architecture:
         """Whether the masked-LM head has a bias for each token of the vocabulary."""
         return True
 
+    def separator(self, config: EncoderConfig) -> int:
+        """The token between the two texts of a pair, for families that tell a question from its context by it."""
+        raise NotImplementedError
+
     def classifier_pooling(self, config: EncoderConfig) -> str:
         """The pooling for the classification head if there is no pooler: "cls", "mean", or "late".
 

@@ -38,6 +38,15 @@ class QuestionAnswerer(PretrainedModel):
         self.init_modules(self.head)
         self.question_end = architecture.question_end(config)
 
+    def encoder_batch(self, batch: PackedBatch) -> PackedBatch:
+        """In an encoder with global attention, the tokens of the question are global: those before a sequence's first
+        separator. On a GPU their number is read back, unless the batch has them."""
+        if batch.global_tokens is not None or not self.encoder.stack.has_global_attention:
+            return batch
+        separator = self.config.architecture.separator(self.config)
+        in_question = question_tokens(batch, separator) & (batch.input_ids != separator)
+        return replace(batch, global_tokens=in_question.nonzero().flatten())
+
     def forward(self, batch: PackedBatch, labels: Tensor | None = None) -> ModelOutput:
         """Args: labels: int64 (batch, 2), positions of the answer's first and last token in its sequence; -100: none.
 
@@ -48,7 +57,7 @@ class QuestionAnswerer(PretrainedModel):
             in_question = question_tokens(batch, self.question_end)
             if batch.token_type_ids is None:
                 batch = replace(batch, token_type_ids=(~in_question).long())
-        logits = self.head(self.encoder(batch).last_hidden_state)
+        logits = self.head(self.encoder(self.encoder_batch(batch)).last_hidden_state)
         if self.question_end is not None:
             excluded = in_question & (batch.position_ids != 0)
             logits = logits - EXCLUDED * excluded[:, None].float()

@@ -1,7 +1,7 @@
 """Sequence classification with one label or several labels per sequence, and regression."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
 from fastenc.ops.labelled import IGNORED
-from fastenc.packing import Documents, PackedBatch, single_chunks
+from fastenc.packing import Documents, PackedBatch, first_tokens, single_chunks
 from fastenc.text.long_texts import LongTexts
 
 PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
@@ -156,9 +156,15 @@ class SequenceClassifier(PretrainedModel):
                 )
         return ModelOutput(F.cross_entropy(logits.float(), labels), logits)
 
+    def encoder_batch(self, batch: PackedBatch) -> PackedBatch:
+        """In an encoder with global attention, the first token of a sequence is global."""
+        if batch.global_tokens is not None or not self.encoder.stack.has_global_attention:
+            return batch
+        return replace(batch, global_tokens=first_tokens(batch))
+
     def _vectors(self, batch: PackedBatch) -> Tensor:
         """The head's input for each sequence, (batch, hidden_size); with "late" pooling, that of its last layer."""
-        output = self.encoder(batch)
+        output = self.encoder(self.encoder_batch(batch))
         if self.reads_pooler:
             assert output.pooled is not None  # encoder_under_head() has made the pooler
             return output.pooled

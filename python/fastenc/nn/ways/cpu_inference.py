@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.global_attention import attend_globally
 from fastenc.nn.layer import (
     attend_to_cache,
     attend_to_source,
@@ -22,6 +23,8 @@ from fastenc.nn.layer import (
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     DISENTANGLED,
+    GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
     HEAD_NORMS,
     OWN_NORMS,
     LayerCall,
@@ -89,6 +92,8 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
+    | GLOBAL_TOKENS
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
@@ -175,7 +180,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    separate = inputs.cache is not None or plan_of(inputs, a)
+    separate = inputs.cache is not None or inputs.global_tokens is not None or plan_of(inputs, a)
     in_one_op = not (a.position_terms or a.interleaved or separate)
     if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
         attended = torch.ops.fastenc.encoder_layer_attention(
@@ -324,6 +329,9 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
             position_queries=queries,
             softmax_scale=a.scale,
         )
+    elif inputs.global_tokens is not None:
+        weights = layer_call.prepared.stacked or layer_call.weights
+        attended = attend_globally(layer_call.state.x, a.split_qkv(qkv), inputs, weights, a)
     elif inputs.cache is not None:
         both = a.split_qkv(qkv)
         attended = attend_to_cache(both[:, 0], both[:, 1:], inputs, inputs.cache, a)

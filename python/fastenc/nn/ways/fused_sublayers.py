@@ -16,6 +16,7 @@ from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
+    GLOBAL_ATTENTION,
     HEAD_NORMS,
     OWN_NORMS,
     LayerCall,
@@ -45,6 +46,7 @@ TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads"}
     | DISENTANGLED
+    | GLOBAL_ATTENTION
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE

@@ -1,8 +1,8 @@
 """A layer without gradients on a CPU, in two ops whose matrix products are of operands in 8 bits.
 
-The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention with its relative positions,
-norms, activations and residuals are not in 8 bits. A token's result does not depend on the batch, its order or the
-number of threads.
+The weights are those that ``fastenc.freeze(model, dtype="int8")`` has packed. Attention with its relative positions and
+the projections of global tokens, norms, activations and residuals are not in 8 bits. A token's result does not depend
+on the batch, its order or the number of threads.
 """
 
 import torch

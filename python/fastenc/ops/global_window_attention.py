@@ -1,0 +1,335 @@
+"""Attention over a window and global tokens (Longformer).
+
+It is three calls of the attention kernels: over the keys in the window, over the global keys, and of the global
+queries. The first two are merged by their log-sum-exp, which is the softmax over both.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc.kernels.attention_call import AttentionCall, self_attention_call
+from fastenc.ops import (
+    attention,  # noqa: F401  (defines the ops of attention)
+    checks,
+)
+from fastenc.ops.cases import Draw, Size, declare_case, sequences
+from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.library import define
+from fastenc.packing import check_cu_seqlens, check_global_tokens
+from fastenc.reference import global_window_attention as reference
+
+OP = "global_window_attention"
+declare(OP, "cpp", "triton")
+
+
+def global_window_attention(
+    qkv: Tensor,
+    global_q: Tensor,
+    global_kv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    global_tokens: Tensor,
+    *,
+    window_size: tuple[int, int],
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    rng_state: Tensor | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Non-causal attention inside each sequence of a packed batch, in which some tokens are global.
+
+        local i:  out[i] = sum_j dropout(softmax_j(softmax_scale * q[i] . k[j])) v[j],
+                  j over the tokens in i's window and all global tokens of i's sequence, each once
+        global i: the same with global_q, global_k and global_v, j over all tokens of i's sequence
+
+    Args:
+        qkv: (total_tokens, 3, num_heads, head_dim), floating point. It is read in place if its last stride is 1.
+        global_q: (G, num_heads, head_dim), dtype of qkv, the queries of the global tokens.
+        global_kv: (total_tokens, 2, num_heads, head_dim), dtype of qkv, the keys and values that they see.
+        cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
+        max_seqlen: host int, at least the longest sequence.
+        global_tokens: int64 (G,), the global tokens' indices in the packed batch, ascending. On a GPU its values are
+            not checked, because that would wait for the device.
+        window_size: (left, right): the number of tokens that a local token sees on each side; -1 is no limit.
+        dropout_p: probability of dropping a softmax weight, rounded to a multiple of 2^-16. Applied whenever
+            positive: pass 0 in evaluation.
+        softmax_scale: head_dim ** -0.5 if None.
+        rng_state: int64 (2,), seed and offset of dropout's masks, on qkv's device. Weights of keys in the window have
+            the mask of :func:`attention`; those of global keys, whose columns are counted among the global tokens, have
+            the next offset, and those of global queries the one after it. None: random, from the device's default
+            generator.
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
+    Returns: (total_tokens, num_heads, head_dim), dtype of qkv.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: fp32 arithmetic; in half precision the results over the window and over the global keys are rounded before
+        they are merged. On a GPU, products of float32 are in TF32 if torch.backends.cuda.matmul allows it.
+    Memory: O(total_tokens); nothing of size length x length or length x window is kept, and nothing is padded.
+    Deterministic: yes, except Triton's backward, which is deterministic under torch.use_deterministic_algorithms.
+    Differentiable: qkv, global_q, global_kv.
+    Source: Beltagy et al. 2020, arXiv:2004.05150.
+    """
+    _check(qkv, global_q, global_kv)
+    checks.check_device(OP, "cu_seqlens", cu_seqlens, qkv)
+    check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
+    checks.check_window(OP, window_size)
+    checks.check_dropout(OP, dropout_p)
+    checks.check_device(OP, "global_tokens", global_tokens, qkv)
+    check_global_tokens(global_tokens, qkv.shape[0], f"{OP}: ")
+    if global_q.shape[0] != global_tokens.shape[0]:
+        raise ValueError(
+            f"{OP}: global_q must have a row for each of the {global_tokens.shape[0]} global tokens, got "
+            f"{global_q.shape[0]}"
+        )
+    rng_state = checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
+    states = () if rng_state is None else tuple(_later(rng_state, n) for n in range(3))
+    head_dim = qkv.shape[3]
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    # The offsets of the sequences among the global tokens.
+    cu_globals = torch.searchsorted(global_tokens, cu_seqlens.long(), out_int32=True)
+    cpp_limit = triton_limit = None
+    if head_dim % 16 or not 0 < head_dim <= 128:
+        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
+    if not 0 < head_dim <= 128:
+        triton_limit = f"head_dim must be at most 128, got {head_dim}"
+    chosen = choose(
+        OP,
+        impl,
+        qkv,
+        cpp_limit=cpp_limit,
+        triton_limit=triton_limit,
+        reference_cost="whose time and memory grow with the square of the longest sequence",
+    )
+    if chosen == "reference":
+        return reference.global_window_attention(
+            qkv,
+            global_q,
+            global_kv,
+            cu_seqlens,
+            max_seqlen,
+            global_tokens,
+            cu_globals,
+            window_size=window_size,
+            softmax_scale=scale,
+            dropout_p=dropout_p,
+            rng_states=states,
+        )
+    most_globals = min(max_seqlen, global_tokens.shape[0])
+    state = lambda number: states[number] if states else None
+    options: dict[str, Any] = {"scale": scale, "dropout_p": dropout_p}
+    # A global token is seen as such, and not in the window too.
+    key_bias = torch.zeros(qkv.shape[0], device=qkv.device)
+    key_bias.index_fill_(0, global_tokens, float("-inf"))
+    to_window = self_attention_call(
+        cu_seqlens,
+        max_seqlen,
+        rng_state=state(0),
+        key_bias=key_bias,
+        window_left=window_size[0],
+        window_right=window_size[1],
+        **options,
+    )
+    to_globals = self_attention_call(
+        cu_seqlens,
+        max_seqlen,
+        rng_state=state(1),
+        cu_seqlens_k=cu_globals,
+        max_seqlen_k=most_globals,
+        **options,
+    )
+    from_globals = self_attention_call(
+        cu_globals,
+        most_globals,
+        rng_state=state(2),
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_k=max_seqlen,
+        **options,
+    )
+    calls = (to_window, to_globals, from_globals)
+    given = (qkv, global_q, global_kv)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return _GlobalWindowAttention.apply(*given, global_tokens, *calls)
+    return _forward(*given, global_tokens, *calls)[0]
+
+
+def _later(rng_state: Tensor, number: int) -> Tensor:
+    """The state with an offset that is greater by ``number``; nothing is read back from the device."""
+    return torch.cat((rng_state[:1], rng_state[1:] + number)) if number else rng_state
+
+
+def _forward(
+    qkv: Tensor,
+    global_q: Tensor,
+    global_kv: Tensor,
+    global_tokens: Tensor,
+    to_window: AttentionCall,
+    to_globals: AttentionCall,
+    from_globals: AttentionCall,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The result, and the results and log-sum-exps of the three calls."""
+    attend = torch.ops.fastenc.attention_fwd
+    q, k, v = qkv.unbind(1)
+    near = attend(q, k, v, *to_window)
+    far = attend(q, k[global_tokens], v[global_tokens], *to_globals)
+    of_globals = attend(global_q, *global_kv.unbind(1), *from_globals)
+    out = torch.ops.fastenc.global_window_merge_fwd(*near, *far)
+    return out.index_copy_(0, global_tokens, of_globals[0]), (*near, *far, *of_globals)
+
+
+class _GlobalWindowAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv, global_q, global_kv, global_tokens, *calls):
+        out, results = _forward(qkv, global_q, global_kv, global_tokens, *calls)
+        tensors = [call.tensors() for call in calls]
+        # The backward computes the probabilities again.
+        ctx.save_for_backward(
+            qkv,
+            global_q,
+            global_kv,
+            global_tokens,
+            *results,
+            *(x for each in tensors for x in each),
+        )
+        ctx.calls = [call.without_tensors() for call in calls]
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        qkv, global_q, global_kv, global_tokens, *rest = ctx.saved_tensors
+        near, far, of_globals = rest[:2], rest[2:4], rest[4:6]
+        tensors = rest[6:]
+        each = len(tensors) // 3
+        to_window, to_globals, from_globals = (
+            call.with_tensors(tensors[i * each : (i + 1) * each])
+            for i, call in enumerate(ctx.calls)
+        )
+        attend = torch.ops.fastenc.attention_bwd
+        (q, k, v), separate = qkv.unbind(1), (False, False, False)
+        dnear, dnear_lse, dfar, dfar_lse = torch.ops.fastenc.global_window_merge_bwd(
+            dout, *near, *far, to_window.key_bias
+        )
+        dqkv = attend(dnear, dnear_lse, *near, q, k, v, *to_window, True, False, False)[0]
+        dqkv = dqkv.view(qkv.shape)
+        dq, dk, dv, *_ = attend(
+            dfar,
+            dfar_lse,
+            *far,
+            q,
+            k[global_tokens],
+            v[global_tokens],
+            *to_globals,
+            *separate,
+        )
+        dqkv[:, 0] += dq
+        # No window has global keys, so their gradients are 0 there.
+        dqkv[:, 1].index_copy_(0, global_tokens, dk)
+        dqkv[:, 2].index_copy_(0, global_tokens, dv)
+        dglobal_q, dglobal_k, dglobal_v, *_ = attend(
+            dout[global_tokens],
+            None,
+            *of_globals,
+            global_q,
+            *global_kv.unbind(1),
+            *from_globals,
+            *separate,
+        )
+        return dqkv, dglobal_q, torch.stack((dglobal_k, dglobal_v), 1), *(None,) * 4
+
+
+def _check(qkv: Tensor, global_q: Tensor, global_kv: Tensor) -> None:
+    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
+        raise ValueError(
+            f"{OP}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
+            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
+        )
+    tokens, _, heads, head_dim = qkv.shape
+    wanted = {
+        "global_q": (global_q, (*global_q.shape[:1], heads, head_dim)),
+        "global_kv": (global_kv, (tokens, 2, heads, head_dim)),
+    }
+    for name, (value, shape) in wanted.items():
+        if tuple(value.shape) != tuple(shape) or value.dtype != qkv.dtype:
+            named = f"({'G' if name == 'global_q' else tokens}, {', '.join(map(str, shape[1:]))})"
+            raise ValueError(
+                f"{OP}: {name} must have shape {named} and qkv's dtype {qkv.dtype}, got {value.dtype} of shape "
+                f"{tuple(value.shape)}: project the same tokens to as many heads"
+            )
+        checks.check_device(OP, name, value, qkv)
+
+
+_RESULTS = "Tensor window, Tensor window_lse, Tensor others, Tensor others_lse"
+
+
+def _fake_backward(dout, window, window_lse, others, others_lse, key_bias):
+    result, lse = window.new_empty(window.shape), window_lse.new_empty(window_lse.shape)
+    return result, lse, torch.empty_like(result), torch.empty_like(lse)
+
+
+define(
+    f"global_window_merge_fwd({_RESULTS}) -> Tensor",
+    lambda window, *rest: window.new_empty(window.shape),
+    triton="global_window_attention.merge_forward",
+)
+# key_bias: float32 (tokens,), negative at global tokens, whose gradients are 0.
+define(
+    f"global_window_merge_bwd(Tensor dout, {_RESULTS}, Tensor key_bias) -> (Tensor dwindow, Tensor dwindow_lse, "
+    "Tensor dothers, Tensor dothers_lse)",
+    _fake_backward,
+    triton="global_window_attention.merge_backward",
+)
+
+
+def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    tokens = size.tokens
+    chosen = draw.integers(8, tokens) < draw.choice(1, 0, 3, 8)
+    indices = chosen.nonzero().flatten()
+    shape = (size.heads, size.head_dim)
+    return {
+        "qkv": draw.normal(tokens, 3, *shape),
+        "global_q": draw.normal(len(indices), *shape),
+        "global_kv": draw.normal(tokens, 2, *shape),
+        "cu_seqlens": draw.offsets(size.lengths),
+        "max_seqlen": size.longest,
+        "global_tokens": indices,
+        "window_size": draw.choice((32, 32), (0, 0), (2, 3), (-1, 4)),
+        "dropout_p": draw.choice(0.0, 0.0, 0.2),
+        "softmax_scale": draw.choice(None, 0.3),
+    }
+
+
+def _plain(
+    qkv,
+    global_q,
+    global_kv,
+    cu_seqlens,
+    max_seqlen,
+    global_tokens,
+    window_size,
+    dropout_p,
+    softmax_scale,
+) -> Tensor:
+    """A sequence at a time, with all scores and two masks."""
+    scale, outputs = qkv.shape[3] ** -0.5, []
+    is_global = torch.zeros(len(qkv), dtype=torch.bool, device=qkv.device)
+    is_global[global_tokens] = True
+    wide_q = torch.zeros_like(qkv[:, 0]).index_copy(0, global_tokens, global_q)
+    parts = (qkv, wide_q, global_kv, is_global)
+    for local, of_global, seen, chosen in zip(
+        *(sequences(x, cu_seqlens) for x in parts), strict=True
+    ):
+        position = torch.arange(len(local), device=qkv.device)
+        distance = position - position[:, None]
+        left, right = (n if n >= 0 else len(local) for n in window_size)
+        visible = ((distance >= -left) & (distance <= right)) | chosen
+        q, k, v = local.transpose(0, 2).unbind(1)  # each (num_heads, length, head_dim)
+        gk, gv = seen.transpose(0, 2).unbind(1)
+        scores = (scale * (q @ k.mT)).masked_fill(~visible, float("-inf"))
+        everywhere = (scale * (of_global.transpose(0, 1) @ gk.mT)).softmax(2) @ gv
+        out = torch.where(chosen[:, None], everywhere, scores.softmax(2) @ v)
+        outputs.append(out.transpose(0, 1))
+    return torch.cat(outputs)
+
+
+declare_case(global_window_attention, _case_inputs, _plain, resize=lambda size: size.at_least(130))
