@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from fastenc.ops.activation import ACTIVATIONS
 
-# Values by key, of a config.json or of the fields of EncoderConfig. Each architecture checks the types of what it reads.
+# Values by key, of a config.json or of the fields of EncoderConfig. An architecture checks what it reads.
 ConfigValues: TypeAlias = dict[str, Any]
 
 LARGEST = 2**63 - 1  # of a size in torch
