@@ -22,7 +22,10 @@ MODEL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    save_tokenizer(word_tokenizer(), folder / "tokenizer")
+    tokenizer = word_tokenizer()
+    # The objectives of encoder-decoders need T5's sentinels and UL2's modes.
+    tokenizer.add_special_tokens(["[R]", "[S]", "[X]", *(f"<extra_id_{i}>" for i in range(20))])
+    save_tokenizer(tokenizer, folder / "tokenizer")
     (folder / "en.txt").write_text("\n\n".join(documents(120)))
     (folder / "mt.txt").write_text("\n\n".join(reversed(documents(30))))
     return folder

@@ -12,9 +12,9 @@ COMMANDS = {
     "pretrain": (
         "pretrain",
         "Pretrain",
-        "Pretrain an encoder on texts with one of six objectives.",
+        "Pretrain an encoder or an encoder-decoder on texts with one of nine objectives.",
     ),
-    "finetune": ("finetune", "Finetune", "Fine-tune an encoder on a task."),
+    "finetune": ("finetune", "Finetune", "Fine-tune an encoder, or an encoder-decoder, on a task."),
     "predict": ("predict", "Predict", "Predict with a fine-tuned model."),
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
     "embed": ("embed", "Embed", "Compute a vector for each text, or for each word of the texts."),
