@@ -131,8 +131,12 @@ def first_rows(cu_seqlens: Tensor, block_size: int) -> Tensor:
 
 
 def _check_plan(plan: BlockPlan, block_size: int, qkv: Tensor, cu_seqlens: Tensor) -> None:
-    if block_size < 1:
-        raise ValueError(f"{OP}: block_size must be at least 1, got {block_size}")
+    if not 1 <= block_size < 2**31:
+        raise ValueError(f"{OP}: block_size must be from 1 to 2**31 - 1, got {block_size}")
+    if not isinstance(plan, BlockPlan):
+        raise ValueError(
+            f"{OP}: plan must be a BlockPlan, got {type(plan).__name__}: make one of starts, columns and counts"
+        )
     for name, values in plan._asdict().items():
         if values.dtype != torch.int32 or values.dim() != 1:
             raise ValueError(
@@ -157,7 +161,7 @@ def _check_plan(plan: BlockPlan, block_size: int, qkv: Tensor, cu_seqlens: Tenso
             f"{OP}: plan.starts must ascend from 0 to at most the {len(columns)} entries, got {starts.tolist()[:8]}..."
         )
     used = slice(0, int(starts[-1]))
-    blocks = _blocks_of_rows(cu_seqlens, rows, block_size).repeat(len(starts) // rows)
+    blocks = _blocks_of_rows(cu_seqlens, rows, block_size).repeat((len(starts) - 1) // rows)
     most = torch.repeat_interleave(blocks, starts.diff())
     for name, wrong in (
         ("columns", (columns[used] < 0) | (columns[used] >= most)),

@@ -87,9 +87,7 @@ def global_window_attention(
     head_dim = qkv.shape[3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     # The offsets of the sequences among the global tokens.
-    cu_globals = torch.searchsorted(
-        global_tokens.contiguous(), cu_seqlens.long(), out_int32=True
-    )
+    cu_globals = torch.searchsorted(global_tokens.contiguous(), cu_seqlens.long(), out_int32=True)
     cpp_limit = triton_limit = None
     if head_dim % 16 or not 0 < head_dim <= 128:
         cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"

@@ -61,5 +61,5 @@ def _counts_of_blocks(
     first = cu_seqlens[:-1] // block_size + torch.arange(batch, device=columns.device)
     exists = block * block_size < cu_seqlens.diff()[:, None]
     index = torch.where(exists, first[:, None] + block, 0)
-    of_plans = table[:-1].view(plans, rows, -1)[:, index] * exists[:, :, None]
+    of_plans = table[:-1].view(plans, rows, max(1, blocks))[:, index] * exists[:, :, None]
     return of_plans.transpose(0, 1)[..., :blocks]

@@ -89,6 +89,13 @@ class EuroBert(Architecture):
         """Raise ValueError for rotary angles that are not supported."""
         read_scaling(_rope(values), self.defaults["max_positions"])
 
+    def normalize_config(self, values: ConfigValues) -> ConfigValues:
+        # A file that says nothing of it has an untied decoder.
+        return {"tie_word_embeddings": False, **values}
+
+    def new_extra(self, max_positions: int) -> ConfigValues:
+        return {"tie_word_embeddings": False}
+
     def read(self, values: ConfigValues) -> ConfigValues:
         return super().read({key: value for key, value in values.items() if value is not None})
 
