@@ -98,9 +98,10 @@ def output_class(model: "PreTrainedModel") -> type:
 
 @cache
 def annotated_output(forward: Callable[..., Any]) -> type:
-    """The class of outputs in the annotation of a forward of transformers, ``tuple | SomeOutput``."""
+    """The class of outputs in the annotation of a forward of transformers: ``tuple | SomeOutput``, or it alone."""
     returned = typing.get_type_hints(inspect.unwrap(forward))["return"]
-    return next(each for each in typing.get_args(returned) if hasattr(each, "to_tuple"))
+    classes = typing.get_args(returned) or (returned,)
+    return next(each for each in classes if hasattr(each, "to_tuple"))
 
 
 def _new(model: "PreTrainedModel", config: Any) -> Any:
