@@ -77,8 +77,8 @@ def output_class(model: "PreTrainedModel") -> type:
             given["rope_type"] = (
                 "default"  # "dynamic" reads position ids, which have no values on the meta device
             )
-    if getattr(config, "use_cache", None) is False:
-        config.use_cache = True  # without a cache Gemma 3 reads the values of position ids
+    if config.model_type == "gemma3_text":
+        config.use_cache = True  # without a cache it reads the values of position ids
     if getattr(config, "relative_attention", False):
         config.relative_attention = (
             False  # DeBERTa v1 would read a length that it puts on the device
