@@ -231,7 +231,7 @@ def test_cudnns_row_is_asked_for_as_the_op_takes_it(monkeypatch):
     case = bench_attention.Case("two", [5, 3], dtype=torch.bfloat16)
     row = bench_attention.Batch(case).providers()["fastenc, cuDNN"]
     with pytest.raises(ValueError, match="it runs on CUDA tensors"):
-        row.call()
+        row.forward()
 
 
 DRY_RUN = """

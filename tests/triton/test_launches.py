@@ -31,8 +31,12 @@ def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_
     variants = json.loads(done.stdout)["variants"]
     of_one, *others = variants.values()
     assert len(of_one) > 25 and {"_column_sum_kernel", "_attention_short_bwd_kernel"} <= set(of_one)
-    assert all(all(fused) for fused in of_one.values())
-    assert all(variant == of_one for variant in others)
+    assert all(all(fused) for variant in variants.values() for fused in variant.values())
+    # Attention with global tokens chooses among its variants by the longest sequence, and one token is a short one.
+    by_length = {"_attention_fwd_kernel", "_attention_bwd_kv_kernel", "_attention_delta_kernel"}
+    rest = lambda variant: {name: fused for name, fused in variant.items() if name not in by_length}
+    assert all(variant == others[0] for variant in others)
+    assert rest(others[0]) == rest(of_one)
 
 
 LOOK_UPS = """

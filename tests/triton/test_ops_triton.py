@@ -138,8 +138,10 @@ def test_results_and_gradients_keep_the_budget(triton_target, name, heads):
         dout = run.upstream(inputs)
         ours = run.both_ways(inputs, dout)
         plain, truth = (both_ways(run.case.plain(**each), each, dout) for each in (inputs, exact))
+        # Its backward reads the log-sum-exp, which float32 rounds; plain PyTorch keeps the probabilities.
+        rounded = 2 * torch.finfo(torch.float32).eps if name == "block_sparse_attention" else 0.0
         for place, triple in enumerate(zip(ours, plain, truth, strict=True)):
-            assert_within_budget(*triple, f"{dtype} result {place}")
+            assert_within_budget(*triple, f"{dtype} result {place}", rounded)
 
 
 @EACH_OP
@@ -214,10 +216,12 @@ def recorded(step, device):
 
 
 def tensors(inputs):
-    """All tensors in the inputs, also those of a batch; always in the same order."""
+    """All tensors in the inputs, also those of a batch or of a plan; always in the same order."""
     for value in inputs.values():
         if isinstance(value, packing.PackedBatch):
             yield from (v for v in vars(value).values() if isinstance(v, Tensor))
+        elif isinstance(value, tuple):
+            yield from (v for v in value if isinstance(v, Tensor))
         elif isinstance(value, Tensor):
             yield value
 

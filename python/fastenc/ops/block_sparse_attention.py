@@ -246,7 +246,7 @@ def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
 
 
 def _plain(qkv, cu_seqlens, max_seqlen, plan, block_size, softmax_scale) -> Tensor:
-    """A block at a time: its keys are gathered as often as the plan counts them."""
+    """A block of queries at a time."""
     outputs = []
     offsets, (starts, columns, counts) = cu_seqlens.tolist(), (values.tolist() for values in plan)
     for s, part in enumerate(sequences(qkv, cu_seqlens)):
@@ -254,10 +254,14 @@ def _plain(qkv, cu_seqlens, max_seqlen, plan, block_size, softmax_scale) -> Tens
         for i in range(-(-len(part) // block_size)):
             q = part[i * block_size : (i + 1) * block_size, 0]
             entries = range(starts[first + i], starts[first + i + 1])
-            named = [columns[e] * block_size for e in entries for _ in range(counts[e])]
-            seen = torch.cat([part[begin : begin + block_size, 1:] for begin in named])
-            k, v = seen.permute(1, 2, 0, 3).unbind(0)  # each (num_heads, keys, head_dim)
-            scores = qkv.shape[3] ** -0.5 * (q.transpose(0, 1) @ k.mT)
+            blocks = [part[columns[e] * block_size :][:block_size, 1:] for e in entries]
+            k, v = (
+                torch.cat(blocks).permute(1, 2, 0, 3).unbind(0)
+            )  # each (num_heads, keys, head_dim)
+            n = torch.cat(
+                [qkv.new_full((len(b),), counts[e]) for e, b in zip(entries, blocks, strict=True)]
+            )
+            scores = qkv.shape[3] ** -0.5 * (q.transpose(0, 1) @ k.mT) + n.log()
             outputs.append((scores.softmax(2) @ v).transpose(0, 1))
     return torch.cat(outputs)
 
