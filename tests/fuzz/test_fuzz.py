@@ -19,12 +19,12 @@ from tests.helpers.extension import needs_cpp
         ("valid", 15, 11),
         ("broken", 15, 11),
         ("batches", 60, 5),
-        ("checkpoints", 60, 5),
+        ("checkpoints", 40, 5),
         ("configs", 40, 4),
         ("layouts", 20, 2),
-        ("rope", 60, 9),
-        ("surgery", 40, 3),
-        ("weights", 40, 3),
+        ("rope", 30, 9),
+        ("surgery", 20, 3),
+        ("weights", 25, 3),
     ],
 )
 def test_random_trials_keep_the_promises(subject, trials, seed):
