@@ -434,12 +434,12 @@ def _run(name: str, shared: dict, **own: Any) -> None:
 
 
 def block_sparse_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *call: Any
+    q: Tensor, k: Tensor, v: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor]:
-    """(out (total_q, H, D), lse (H, total_q) float32). call: the arguments of the op's schema after v."""
+    """(out (total_q, H, D), lse (H, total_q) float32). arguments: those of the op's schema after v."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    _run("forward", _arguments(q, k, v, *call), out_ptr=out, lse_ptr=lse)
+    _run("forward", _arguments(q, k, v, *arguments), out_ptr=out, lse_ptr=lse)
     return out, lse
 
 
@@ -447,8 +447,8 @@ def block_sparse_attention_backward(
     dout: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     """(dqkv, dbias). rest: the arguments of the op's schema after v."""
-    *call, wants_bias = rest
-    shared = _arguments(q, k, v, *call)
+    *arguments, wants_bias = rest
+    shared = _arguments(q, k, v, *arguments)
     shared |= {"dout_ptr": dout.contiguous(), "record_ptr": new_record(lse)}
     dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
     dq, dk, dv = dqkv.unbind(1)

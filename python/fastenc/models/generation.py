@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fastenc.models.decoder import Decoder
+from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.packing import PackedBatch
-
-if TYPE_CHECKING:
-    from fastenc.models.heads.seq2seq import Seq2Seq
 
 NEVER = -1e9  # the score of what must not be chosen
 
@@ -42,12 +41,21 @@ class SearchOptions:
     forced: dict[int, int] = field(default_factory=dict)
 
 
+class EncoderDecoder(Protocol):
+    """What a search reads of a model. ``logits``: (tokens, hidden_size) → (tokens, vocabulary)."""
+
+    encoder: Encoder
+    decoder: Decoder
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
 # Beam indices or None, and the last tokens (rows,) → logits of the next token (rows, vocabulary).
 Step = Callable[[Tensor | None, Tensor], Tensor]
 
 
 @torch.inference_mode()
-def search(model: "Seq2Seq", batch: PackedBatch, options: SearchOptions) -> list[list[int]]:
+def search(model: EncoderDecoder, batch: PackedBatch, options: SearchOptions) -> list[list[int]]:
     """The target of each source: its tokens after the start token, with the end token if it was reached.
 
     The results are those of transformers' greedy and beam search with the same options.
@@ -63,7 +71,7 @@ def search(model: "Seq2Seq", batch: PackedBatch, options: SearchOptions) -> list
         return (_greedy if options.num_beams == 1 else _beams)(step, batch, options)
 
 
-def _decoding(model: "Seq2Seq", batch: PackedBatch) -> Step:
+def _decoding(model: EncoderDecoder, batch: PackedBatch) -> Step:
     """A function that decodes one more token of every target, of which a source may have several."""
     states = model.encoder(batch).last_hidden_state
     caches = [LayerCache() for _ in model.decoder.stack.layers]

@@ -102,11 +102,11 @@ def block_sparse_attention(
 
 class _BlockSparseAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, *call):
-        out, lse = torch.ops.fastenc.block_sparse_attention_fwd(*qkv.unbind(1), *call)
+    def forward(ctx, qkv, *arguments):
+        out, lse = torch.ops.fastenc.block_sparse_attention_fwd(*qkv.unbind(1), *arguments)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(out, lse, qkv, *call[:TENSORS])
-        ctx.numbers = call[TENSORS:]
+        ctx.save_for_backward(out, lse, qkv, *arguments[:TENSORS])
+        ctx.numbers = arguments[TENSORS:]
         return out
 
     @staticmethod
@@ -188,7 +188,7 @@ _CALL = (
 )
 
 
-def _fake_forward(q, *call):
+def _fake_forward(q, *rest):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 

@@ -181,7 +181,7 @@ class _GlobalWindowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv, global_q, global_kv, global_tokens, *calls):
         out, results = _forward(qkv, global_q, global_kv, global_tokens, *calls)
-        tensors = [call.tensors() for call in calls]
+        tensors = [each.tensors() for each in calls]
         # The backward computes the probabilities again.
         ctx.save_for_backward(
             qkv,
@@ -191,7 +191,7 @@ class _GlobalWindowAttention(torch.autograd.Function):
             *results,
             *(x for each in tensors for x in each),
         )
-        ctx.calls = [call.without_tensors() for call in calls]
+        ctx.calls = [each.without_tensors() for each in calls]
         return out
 
     @staticmethod
