@@ -132,7 +132,8 @@ def first_rows(cu_seqlens: Tensor, block_size: int) -> Tensor:
 
 def _check_plan(plan: BlockPlan, block_size: int, qkv: Tensor, cu_seqlens: Tensor) -> None:
     if not 1 <= block_size < 2**31:
-        raise ValueError(f"{OP}: block_size must be from 1 to 2**31 - 1, got {block_size}")
+        rule = "at least 1" if block_size < 1 else "below 2**31"
+        raise ValueError(f"{OP}: block_size must be {rule}, got {block_size}")
     if not isinstance(plan, BlockPlan):
         raise ValueError(
             f"{OP}: plan must be a BlockPlan, got {type(plan).__name__}: make one of starts, columns and counts"
