@@ -18,7 +18,7 @@ class Lengthen(Command):
 
     Examples:
     fastenc lengthen FacebookAI/roberta-base -o runs/long
-    fastenc pretrain wiki.txt.gz --model runs/long -o runs/longer --sequence-length 4096
+    fastenc pretrain wiki.txt.gz --from runs/long -o runs/longer --block-size 4096
     """
 
     model: str = argument("Checkpoint folder of a RoBERTa, or name on the hub.")

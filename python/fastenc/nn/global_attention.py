@@ -1,12 +1,7 @@
 """Attention of layers with global tokens, which have projections of their own (Longformer).
 
-A global query q sees the keys W_k x_j + b_k and the values W_v x_j + b_v of all tokens x_j of its sequence. With few
-global tokens on a CPU neither is computed, because
-
-    q . (W_k x_j + b_k) = x_j . (W_k^T q) + q . b_k,
-    sum_j p_j (W_v x_j + b_v) = W_v (sum_j p_j x_j) + b_v sum_j p_j,
-
-where the sum of the probabilities p is not 1 if some are dropped.
+With few global tokens on a CPU, the keys and values that they see are not computed, see
+:mod:`fastenc.ops.folded_attention`.
 """
 
 import torch
@@ -23,6 +18,7 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.ops import checks, cross_attention, dispatch, global_window_attention
+from fastenc.ops.folded_attention import folded_attention
 from fastenc.ops.gemm import linear
 from fastenc.ops.global_window_attention import (
     OP,
@@ -33,7 +29,6 @@ from fastenc.ops.global_window_attention import (
     local_calls,
     offsets_of_globals,
 )
-from fastenc.reference.dropout import dropout_scales
 
 
 def attend_globally(
@@ -103,8 +98,16 @@ def attend_from_globals(
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         lengths, counts = (x.diff().tolist() for x in (inputs.cu_seqlens, cu_globals))
         if _folding_is_cheaper(x.shape, lengths, counts, spec):
-            return _attend_folded(
-                x, inputs.global_tokens, lengths, counts, w, spec, dropout_p, rng_state
+            return folded_attention(
+                x,
+                inputs.global_tokens,
+                lengths,
+                counts,
+                *_parts(w),
+                num_heads=spec.num_heads,
+                softmax_scale=spec.scale,
+                dropout_p=dropout_p,
+                rng_state=rng_state,
             )
     queries, keys_and_values = _project(x, inputs.global_tokens, w, spec)
     keys, values = keys_and_values.unbind(1)
@@ -150,51 +153,3 @@ def _folding_is_cheaper(
     pairs = sum(length * count for length, count in zip(lengths, counts, strict=True))
     projected = tokens * hidden * width + pairs * width
     return pairs * spec.num_heads * hidden + sum(counts) * hidden * width < projected
-
-
-def _attend_folded(
-    x: Tensor,
-    global_tokens: Tensor,
-    lengths: list[int],
-    counts: list[int],
-    w: GlobalWeights,
-    spec: AttentionSpec,
-    dropout_p: float,
-    rng_state: Tensor | None,
-) -> Tensor:
-    """:func:`attend_from_globals` without keys and values, in float32."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
-        weights, biases = _parts(w)
-        weights = tuple(weight.to(wide) for weight in weights)
-        biases = tuple(bias if bias is None else bias.to(wide) for bias in biases)
-        states = x.to(wide)
-        queries = linear(states[global_tokens], weights[0], biases[0])
-        queries = queries.view(-1, spec.num_heads, spec.head_dim)
-        key, value = (weight.unflatten(0, queries.shape[1:]) for weight in weights[1:])
-        key_bias, value_bias = (
-            part if part is None else part.view(queries.shape[1:]) for part in biases[1:]
-        )
-        folded = torch.einsum("ghd,hdi->ghi", queries, key)
-        shifts = None if key_bias is None else torch.einsum("ghd,hd->gh", queries, key_bias)
-        streams, sums, totals = torch.arange(spec.num_heads), [], []
-        rows = torch.arange(len(global_tokens))
-        for of_sequence, chosen in zip(states.split(lengths), rows.split(counts), strict=True):
-            if not len(chosen):
-                continue
-            scores = linear(folded[chosen].flatten(0, 1), of_sequence)
-            if shifts is not None:
-                scores = scores + shifts[chosen].view(-1, 1)
-            p = (spec.scale * scores).softmax(1)
-            if rng_state is not None:
-                scales = dropout_scales(
-                    rng_state, streams, chosen[:, None], len(of_sequence), dropout_p
-                )
-                p = p * scales.flatten(0, 1).to(wide)
-            sums.append(linear(p, of_sequence.t()))
-            totals.append(p.sum(1))
-        summed = torch.cat(sums).view(folded.shape)
-        results = torch.einsum("ghi,hdi->ghd", summed, value)
-        if value_bias is not None:
-            results = results + torch.cat(totals).view(-1, spec.num_heads, 1) * value_bias
-    return results.to(x.dtype)
