@@ -49,8 +49,8 @@ def gemm(
             product, which is on a GPU.
     Returns: (rows, columns), dtype of a, or float32 if that is wanted and there is such a product.
     Numerics: float32 sums, whose order does not depend on the number of threads, and in our kernels not on the number
-        of rows. In float32, partial sums of 128 terms each are added in order. On processors with an instruction for bfloat16 products, numbers below
-        2^-126 count as 0.
+        of rows. In float32, partial sums of 128 terms each are added in order. On processors with an instruction for
+        bfloat16 products, numbers below 2^-126 count as 0.
     """
     if dtype == torch.float32 and _widens(a):
         product = _widening_product(a, b)
