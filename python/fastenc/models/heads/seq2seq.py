@@ -61,7 +61,7 @@ class Seq2Seq(PretrainedModel):
         self.final_logits_bias: Tensor | None
         self.register_buffer(LOGITS_BIAS, torch.zeros(1, config.vocab_size) if has_bias else None)
         self.output_scale = config.architecture.output_scale(config)
-        self.generation_config: JsonObject | None = None
+        self.generation_config: dict[str, Any] | None = None
         self.init_modules(self.decoder)
         if self.lm_head is not None:
             self.init_weights(self.lm_head, HEAD)
