@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
@@ -25,6 +26,7 @@ class EncoderLike(WeightsOwner, Protocol):
     tokenizer: TokenizerLike | None
     sentence: SentenceSettings | None
     frozen: FrozenWeights
+    adapted: AdaptationState
 
     @property
     def embeddings(self) -> EmbeddingsLike: ...
