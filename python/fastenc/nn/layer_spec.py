@@ -8,7 +8,7 @@ next sublayer's output is added to: the norm's output (post-norm) or the norm's 
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,6 +123,7 @@ class LayerSpec:
         own_norms: a sublayer's output has a norm of its own before it is added, like ``attention_norm`` or ``out_norm``
             but with another weight (Gemma).
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
+        norm_types: the types of the norms that end the sublayers.
     """
 
     attention: AttentionSpec
@@ -133,9 +134,13 @@ class LayerSpec:
     cross_norm: NormSpec | None = None
     own_norms: bool = False
     features: frozenset[str] = field(init=False, repr=False, compare=False)
+    norm_types: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", features_of(self))
+        norms = (self.attention_norm, self.cross_norm, self.out_norm)
+        types = frozenset(norm.norm_type for norm in norms if norm is not None)
+        object.__setattr__(self, "norm_types", types)
 
 
 class CrossWeights(NamedTuple):
@@ -201,7 +206,7 @@ class LayerWeights(NamedTuple):
 
     def tensors(self) -> list[Tensor]:
         """All tensors that are not None."""
-        return list(_tensors_in(self))
+        return _tensors_in(self)
 
     def after_self_attention(self) -> "LayerWeights":
         """The weights of a layer whose attention is the one to the source: that sublayer and the feed-forward one."""
@@ -215,12 +220,14 @@ class LayerWeights(NamedTuple):
         )
 
 
-def _tensors_in(values: tuple) -> Iterator[Tensor]:
+def _tensors_in(values: tuple) -> list[Tensor]:
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, tuple):
-            yield from _tensors_in(value)
+            tensors += _tensors_in(value)
         elif value is not None:
-            yield value
+            tensors.append(value)
+    return tensors
 
 
 class CastWeights(NamedTuple):

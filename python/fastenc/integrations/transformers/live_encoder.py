@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -72,6 +72,7 @@ class LiveLayer:
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
         biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
         spec: the description of the layer.
+        has_more_weights: whether the layer has weights that only some families have.
     """
 
     module: nn.Module
@@ -80,24 +81,34 @@ class LiveLayer:
     added: LayerAdaptation | None
     biases: tuple[tuple[nn.Module, str], ...]
     spec: LayerSpec
+    has_more_weights: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        rare = (*POSITIONS, *OWN_NORMS, *CROSS, GLOBAL_QKV)
+        object.__setattr__(self, "has_more_weights", not self.modules.keys().isdisjoint(rare))
 
     def weights(self) -> LayerWeights:
         m = self.modules
         (attention_out,), (attention_norm,) = m["attention_out"], m["attention_norm"]
         (down,), (out_norm,) = m["down"], m["out_norm"]
-        return LayerWeights(
-            tuple(linear.weight for linear in m["qkv"]),
+        always = (
+            tuple([linear.weight for linear in m["qkv"]]),
             self._qkv_biases(),
             attention_out.weight,
             attention_out.bias,
             norm_factor(attention_norm.weight, self.spec.attention_norm),
             getattr(attention_norm, "bias", None),
-            tuple(linear.weight for linear in m["up"]),
-            tuple(linear.bias for linear in m["up"]),
+            tuple([linear.weight for linear in m["up"]]),
+            tuple([linear.bias for linear in m["up"]]),
             down.weight,
             down.bias,
             norm_factor(out_norm.weight, self.spec.out_norm),
             getattr(out_norm, "bias", None),
+        )
+        if not self.has_more_weights:  # most families, and this runs in every call
+            return LayerWeights(*always)
+        return LayerWeights(
+            *always,
             *self._position_projections(),
             *self._own_norm_factors(),
             cross=self._cross() if "cross.query" in m else None,
@@ -112,8 +123,6 @@ class LiveLayer:
 
     def _own_norm_factors(self) -> OwnNormFactors:
         """The factors of ``OWN_NORMS``, None for one that the layer lacks."""
-        if self.modules.keys().isdisjoint(OWN_NORMS):
-            return None, None, None, None
         spec = self.spec.out_norm  # all norms of a layer are of one kind
         factor = lambda norm: None if norm is None else norm_factor(norm.weight, spec)
         query, key, attention, down = (factor(self.modules.get(n, (None,))[0]) for n in OWN_NORMS)
@@ -123,8 +132,6 @@ class LiveLayer:
         self,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """Weight and bias of each, None for one that the layer lacks."""
-        if self.modules.keys().isdisjoint(POSITIONS):  # most families, and this runs in every call
-            return None, None, None, None
         key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
         return *_parameters(key), *_parameters(query)
 

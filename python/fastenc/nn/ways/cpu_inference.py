@@ -144,17 +144,16 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return f"it takes float32 or bfloat16, the weights are {weight.dtype}"
     if not packed_is_faster():
         return "this processor has no AVX2"
-    if any(width % 16 for width in (*weight.shape, spec.attention.head_dim)):
+    rows, columns = weight.shape
+    if rows % 16 or columns % 16 or spec.attention.head_dim % 16:
         return "widths must be multiples of 16"
     widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST_CPP
     if spec.attention.head_dim > widest:
         return f"head_dim must be at most {widest}, it is {spec.attention.head_dim}"
-    norms = {
-        norm.norm_type for norm in (spec.attention_norm, spec.cross_norm, spec.out_norm) if norm
-    }
-    if len(norms) > 1:
-        return f"its norms must be of one type, they are {' and '.join(map(repr, sorted(norms)))}"
-    if any(tensor.dtype != weight.dtype for tensor in weights.tensors() if tensor.dim() == 2):
+    if len(spec.norm_types) > 1:
+        types = " and ".join(map(repr, sorted(spec.norm_types)))
+        return f"its norms must be of one type, they are {types}"
+    if any(tensor.dtype != weight.dtype and tensor.dim() == 2 for tensor in weights.tensors()):
         return "its weights must have one dtype, they have several"
     return None
 

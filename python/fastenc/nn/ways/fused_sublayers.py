@@ -58,6 +58,9 @@ TAKES = frozenset(
 
 def unsupported_reason(layer_call: LayerCall) -> str | None:
     """Why the layer cannot run as fused autograd nodes, or None."""
+    reason = mode_reason()
+    if reason is not None:
+        return reason
     x, inputs = layer_call.state.x, layer_call.inputs
     positions = inputs.relative_positions
     given = (x, layer_call.state.residual, inputs.relative_bias, *layer_call.weights.tensors())
@@ -68,7 +71,7 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     op = "disentangled_attention" if layer_call.spec.attention.position_terms else "attention"
     if inputs.block_plan is not None:
         op = "block_sparse_attention"
-    return mode_reason() or shape_reason(x, layer_call.spec, op)
+    return shape_reason(x, layer_call.spec, op)
 
 
 def mode_reason() -> str | None:
