@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import fastenc
+import fastenc.nn.global_attention as global_attention
 from fastenc.models import Encoder, EncoderConfig, QuestionAnswerer, SequenceClassifier
+from fastenc.nn.layer_spec import AttentionSpec
+from fastenc.nn.ways import fused_sublayers
 from fastenc.packing import pack, pack_sequences
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.extension import needs_cpp
@@ -67,6 +70,47 @@ def test_states_and_gradients_with_global_tokens(windows, dtype, tmp_path):
         assert len([key for key in grads[name] if "_global" in key]) == 2 * 2 * 3
         for key, found in grads[name].items():
             within(found, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@needs_cpp
+def test_every_way_of_training_has_the_same_results_and_dropout(dtype, monkeypatch, tmp_path):
+    path = save(model("longformer", attention_probs_dropout_prob=0.4), tmp_path)
+    padded = padded_batch("longformer", LENGTHS)
+    batch = pack(**padded, global_attention_mask=marked(padded["attention_mask"]))
+    weight, states, grads = torch.randn(32), {}, {}
+    for name, folds, fused, of in (
+        ("exact", False, False, torch.float64),
+        ("plain", False, False, dtype),
+        ("single ops, folded", True, False, dtype),
+        ("fused, projected", False, True, dtype),
+        ("fused, folded", True, True, dtype),
+    ):
+        encoder = Encoder.from_pretrained(path, dtype=of).train()
+        torch.manual_seed(0)
+        with monkeypatch.context() as patches:
+            patches.setattr(global_attention, "_folding_is_cheaper", lambda *_, f=folds: f)
+            if not fused:
+                patches.setattr(fused_sublayers, "unsupported_reason", lambda _: "switched off")
+            states[name] = encoder(batch).last_hidden_state
+            (states[name] * weight.to(of)).sum().backward()
+        grads[name] = gradients(encoder)
+    largest = max(float(each.norm()) for each in grads["exact"].values())
+    floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
+    for name in list(states)[2:]:
+        three = (states[each].detach() for each in (name, "plain", "exact"))
+        within(*three, 0.0, name, dtype)
+        for key, found in grads[name].items():
+            within(found, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
+
+
+def test_folding_is_chosen_where_it_multiplies_less():
+    spec = AttentionSpec(12, 64, 0.125)
+    shape, lengths = torch.Size([5000, 768]), [4096, 904]
+    cheaper = [
+        global_attention._folding_is_cheaper(shape, lengths, [n, 1], spec) for n in (1, 30, 90)
+    ]
+    assert cheaper == [True, True, False]
 
 
 @needs_cpp

@@ -144,7 +144,8 @@ def test_results_and_gradients_keep_the_budget(triton_target, name, heads):
             assert_within_budget(*triple, f"{dtype} result {place}", rounded)
 
 
-@EACH_OP
+@pytest.mark.gpu  # the interpreter runs one program after another
+@EVERY
 def test_gradients_repeat_bit_for_bit(triton_target, name):
     run = run_of(name, triton_target)
     if run.case.op == "linear_masked_cross_entropy":
@@ -226,7 +227,8 @@ def tensors(inputs):
             yield value
 
 
-@EACH_OP
+@pytest.mark.gpu  # only there is a step recorded
+@EVERY
 def test_a_recorded_step_follows_values_and_lengths(triton_target, name):
     run, device = run_of(name, triton_target), triton_target.device
     lengths = run.size.lengths

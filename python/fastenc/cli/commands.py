@@ -32,6 +32,11 @@ COMMANDS = {
     ),
     "clean": ("corpus", "Clean", "Drop duplicates and bad documents, and report why."),
     "prepare": ("corpus", "Prepare", "Tokenise texts into a store that `fastenc pretrain` reads."),
+    "lengthen": (
+        "lengthen",
+        "Lengthen",
+        "Convert a RoBERTa to a Longformer, which reads longer texts.",
+    ),
     "samples": ("samples", "Samples", "Write small files for the commands of the documents."),
     "recipes": ("recipes", "Recipes", "List the published settings for `pretrain --recipe`."),
     "profile": (

@@ -11,6 +11,7 @@ from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.heads.span_classifier import SpanClassifier
 from fastenc.models.heads.token_classifier import TokenClassifier
+from fastenc.models.longformer_conversion import convert_to_longformer
 from fastenc.models.outputs import LossTerm, ModelOutput
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "SpanClassifier",
     "TokenClassifier",
     "WordSenseModel",
+    "convert_to_longformer",
 ]

@@ -1,18 +1,34 @@
-"""Attention of layers with global tokens, which have projections of their own (Longformer)."""
+"""Attention of layers with global tokens, which have projections of their own (Longformer).
 
+With few global tokens on a CPU, the keys and values that they see are not computed, see
+:mod:`fastenc.ops.folded_attention`.
+"""
+
+import torch
 from torch import Tensor
 
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
     AttentionSpec,
+    GlobalWeights,
     LayerDropout,
     LayerWeights,
     stack,
     stack_biases,
 )
-from fastenc.ops import global_window_attention
+from fastenc.ops import checks, cross_attention, dispatch, global_window_attention
+from fastenc.ops.folded_attention import folded_attention
 from fastenc.ops.gemm import linear
+from fastenc.ops.global_window_attention import (
+    OP,
+    LocalCalls,
+    later_state,
+    limits,
+    local_attention,
+    local_calls,
+    offsets_of_globals,
+)
 
 
 def attend_globally(
@@ -23,26 +39,117 @@ def attend_globally(
     spec: AttentionSpec,
     dropout: LayerDropout = NO_DROPOUT,
 ) -> Tensor:
-    """Attention with global tokens, as qkv's queries.
+    """Attention with global tokens, as qkv's queries: (total_tokens, num_heads, head_dim).
 
     The queries of the global tokens, and the keys and values that they see, have projections of their own.
     """
     assert inputs.global_tokens is not None and w.global_qkv is not None  # the encoder has both
-    rows = spec.num_heads * spec.head_dim
-    weight = stack(w.global_qkv.weights)
-    bias = stack_biases(w.global_qkv.biases, w.global_qkv.weights)
-    part = lambda rows: (weight[rows], None if bias is None else bias[rows])
-    queries = linear(x[inputs.global_tokens], *part(slice(rows)))
-    keys_and_values = linear(x, *part(slice(rows, None)))
+    dropout_p = dropout.attention
+    rng_state = checks.mask_rng_state(OP, dropout.rng_states[0], dropout_p, x)
+    if dispatch.choose(OP, "auto", qkv, **limits(spec.head_dim)) != "reference":
+        of_globals = attend_from_globals(x, inputs, w.global_qkv, spec, dropout_p, rng_state)
+        calls = local_calls_of(x.shape[0], inputs, spec, dropout_p, rng_state)
+        return local_attention(qkv, of_globals.to(qkv.dtype), calls)
+    queries, keys_and_values = _project(x, inputs.global_tokens, w.global_qkv, spec)
     return global_window_attention(
         qkv,
-        queries.view(-1, *qkv.shape[2:]).to(qkv.dtype),
-        keys_and_values.view(-1, 2, *qkv.shape[2:]).to(qkv.dtype),
+        queries.to(qkv.dtype),
+        keys_and_values.to(qkv.dtype),
         inputs.cu_seqlens,
         inputs.max_seqlen,
         inputs.global_tokens,
         window_size=spec.window,
-        dropout_p=dropout.attention,
-        rng_state=dropout.rng_states[0],
+        dropout_p=dropout_p,
+        rng_state=rng_state,
         softmax_scale=spec.scale,
     )
+
+
+def local_calls_of(
+    tokens: int,
+    inputs: AttentionInputs,
+    spec: AttentionSpec,
+    dropout_p: float,
+    rng_state: Tensor | None,
+) -> LocalCalls:
+    """The attention of all but the global queries, in a layer of this description."""
+    assert inputs.global_tokens is not None
+    states = () if rng_state is None else (rng_state, later_state(rng_state, 1))
+    sequences = (inputs.global_tokens, inputs.cu_seqlens, inputs.max_seqlen)
+    return local_calls(tokens, *sequences, spec.window, spec.scale, dropout_p, states)
+
+
+def attend_from_globals(
+    x: Tensor,
+    inputs: AttentionInputs,
+    w: GlobalWeights,
+    spec: AttentionSpec,
+    dropout_p: float,
+    rng_state: Tensor | None,
+) -> Tensor:
+    """Attention of the global tokens to all tokens of their sequences: (G, num_heads, head_dim).
+
+    Differentiable: x and the weights.
+    """
+    assert inputs.global_tokens is not None
+    cu_globals = offsets_of_globals(inputs.global_tokens, inputs.cu_seqlens)
+    # The masks for keys in the window and for global keys have the first two offsets.
+    rng_state = None if rng_state is None else later_state(rng_state, 2)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        lengths, counts = (x.diff().tolist() for x in (inputs.cu_seqlens, cu_globals))
+        if _folding_is_cheaper(x.shape, lengths, counts, spec):
+            return folded_attention(
+                x,
+                inputs.global_tokens,
+                lengths,
+                counts,
+                *_parts(w),
+                num_heads=spec.num_heads,
+                softmax_scale=spec.scale,
+                dropout_p=dropout_p,
+                rng_state=rng_state,
+            )
+    queries, keys_and_values = _project(x, inputs.global_tokens, w, spec)
+    keys, values = keys_and_values.unbind(1)
+    return cross_attention(
+        queries,
+        keys,
+        values,
+        cu_globals,
+        inputs.cu_seqlens,
+        min(inputs.max_seqlen, inputs.global_tokens.shape[0]),
+        inputs.max_seqlen,
+        softmax_scale=spec.scale,
+        dropout_p=dropout_p,
+        rng_state=rng_state,
+    )
+
+
+def _project(
+    x: Tensor, global_tokens: Tensor, w: GlobalWeights, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """(G, num_heads, head_dim), the queries; (total_tokens, 2, num_heads, head_dim), keys and values."""
+    (query, *others), (query_bias, *biases) = _parts(w)
+    queries = linear(x[global_tokens], query, query_bias)
+    keys_and_values = linear(x, stack(tuple(others)), stack_biases(tuple(biases), tuple(others)))
+    heads = (spec.num_heads, spec.head_dim)
+    return queries.view(-1, *heads), keys_and_values.view(-1, 2, *heads)
+
+
+def _parts(w: GlobalWeights) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    """The three weights of q, k and v, and their biases."""
+    if len(w.weights) == 3:
+        return w.weights, w.biases
+    (bias,) = w.biases
+    return w.weights[0].chunk(3), (None,) * 3 if bias is None else bias.chunk(3)
+
+
+def _folding_is_cheaper(
+    shape: torch.Size, lengths: list[int], counts: list[int], spec: AttentionSpec
+) -> bool:
+    """Whether keys and values cost more FLOPs than queries and results as wide as x."""
+    tokens, hidden = shape
+    width = spec.num_heads * spec.head_dim
+    pairs = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    projected = tokens * hidden * width + pairs * width
+    return pairs * spec.num_heads * hidden + sum(counts) * hidden * width < projected

@@ -4,16 +4,15 @@ It is three calls of the attention kernels: over the keys in the window, over th
 queries. The first two are merged by their log-sum-exp, which is the softmax over both.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastenc.kernels.attention_call import AttentionCall, self_attention_call
-from fastenc.ops import (
-    attention,  # noqa: F401  (defines the ops of attention)
-    checks,
-)
+from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attention_call
+from fastenc.ops import checks
+from fastenc.ops.attention import cross_attention
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
@@ -21,6 +20,7 @@ from fastenc.packing import check_cu_seqlens, check_global_tokens
 from fastenc.reference import global_window_attention as reference
 
 OP = "global_window_attention"
+PARTS = 4  # the tensors that local_forward returns for local_backward
 declare(OP, "cpp", "triton")
 
 
@@ -83,22 +83,15 @@ def global_window_attention(
             f"{global_q.shape[0]}"
         )
     rng_state = checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
-    states = () if rng_state is None else tuple(_later(rng_state, n) for n in range(3))
+    states = () if rng_state is None else tuple(later_state(rng_state, n) for n in range(3))
     head_dim = qkv.shape[3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    # The offsets of the sequences among the global tokens.
-    cu_globals = torch.searchsorted(global_tokens.contiguous(), cu_seqlens.long(), out_int32=True)
-    cpp_limit = triton_limit = None
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 128:
-        triton_limit = f"head_dim must be at most 128, got {head_dim}"
+    cu_globals = offsets_of_globals(global_tokens, cu_seqlens)
     chosen = choose(
         OP,
         impl,
         qkv,
-        cpp_limit=cpp_limit,
-        triton_limit=triton_limit,
+        **limits(head_dim),
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "reference":
@@ -115,16 +108,97 @@ def global_window_attention(
             dropout_p=dropout_p,
             rng_states=states,
         )
-    most_globals = min(max_seqlen, global_tokens.shape[0])
-    state = lambda number: states[number] if states else None
+    calls = local_calls(
+        qkv.shape[0],
+        global_tokens,
+        cu_seqlens,
+        max_seqlen,
+        window_size,
+        scale,
+        dropout_p,
+        states[:2],
+    )
+    global_k, global_v = global_kv.unbind(1)
+    of_globals = cross_attention(
+        global_q,
+        global_k,
+        global_v,
+        cu_globals,
+        cu_seqlens,
+        min(max_seqlen, global_tokens.shape[0]),
+        max_seqlen,
+        softmax_scale=scale,
+        dropout_p=dropout_p,
+        rng_state=states[2] if states else None,
+        impl=chosen,
+    )
+    return local_attention(qkv, of_globals, calls)
+
+
+def limits(head_dim: int) -> dict[str, str | None]:
+    """Why a kernel cannot take heads of this width, or None, for each of :func:`choose`'s limits."""
+    cpp = triton = None
+    if head_dim % 16 or not 0 < head_dim <= 128:
+        cpp = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
+    if not 0 < head_dim <= 128:
+        triton = f"head_dim must be at most 128, got {head_dim}"
+    return {"cpp_limit": cpp, "triton_limit": triton}
+
+
+def later_state(rng_state: Tensor, number: int) -> Tensor:
+    """The state with an offset that is greater by ``number``; nothing is read back from the device."""
+    return torch.cat((rng_state[:1], rng_state[1:] + number)) if number else rng_state
+
+
+def offsets_of_globals(global_tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """int32 (batch+1,): the offsets of the sequences among the global tokens."""
+    return torch.searchsorted(global_tokens.contiguous(), cu_seqlens.long(), out_int32=True)
+
+
+class LocalCalls(NamedTuple):
+    """The two attention calls of the local queries, and the tokens that they do not concern."""
+
+    global_tokens: Tensor
+    to_window: AttentionCall
+    to_globals: AttentionCall
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return (self.global_tokens, *self.to_window.tensors(), *self.to_globals.tensors())
+
+    def numbers(self) -> tuple[AttentionCall, AttentionCall]:
+        """What is no tensor, which autograd keeps beside the saved tensors."""
+        return self.to_window.without_tensors(), self.to_globals.without_tensors()
+
+
+def joined_calls(numbers: tuple[AttentionCall, AttentionCall], tensors: Any) -> LocalCalls:
+    """The calls whose ``numbers()`` and ``tensors()`` these are."""
+    to_window, to_globals = (
+        part.with_tensors(tensors[first : first + TENSORS])
+        for part, first in zip(numbers, (1, 1 + TENSORS), strict=True)
+    )
+    return LocalCalls(tensors[0], to_window, to_globals)
+
+
+def local_calls(
+    tokens: int,
+    global_tokens: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    window_size: tuple[int, int],
+    scale: float,
+    dropout_p: float,
+    rng_states: tuple[Tensor, ...],
+) -> LocalCalls:
+    """Arguments as of :func:`global_window_attention`; rng_states: of the two masks, empty without dropout."""
+    of_window, of_globals = rng_states or (None, None)
     options: dict[str, Any] = {"scale": scale, "dropout_p": dropout_p}
     # A global token is seen as such, and not in the window too.
-    key_bias = torch.zeros(qkv.shape[0], device=qkv.device)
+    key_bias = torch.zeros(tokens, device=cu_seqlens.device)
     key_bias.index_fill_(0, global_tokens, float("-inf"))
     to_window = self_attention_call(
         cu_seqlens,
         max_seqlen,
-        rng_state=state(0),
+        rng_state=of_window,
         key_bias=key_bias,
         window_left=window_size[0],
         window_right=window_size[1],
@@ -133,109 +207,82 @@ def global_window_attention(
     to_globals = self_attention_call(
         cu_seqlens,
         max_seqlen,
-        rng_state=state(1),
-        cu_seqlens_k=cu_globals,
-        max_seqlen_k=most_globals,
+        rng_state=of_globals,
+        cu_seqlens_k=offsets_of_globals(global_tokens, cu_seqlens),
+        max_seqlen_k=min(max_seqlen, global_tokens.shape[0]),
         **options,
     )
-    from_globals = self_attention_call(
-        cu_globals,
-        most_globals,
-        rng_state=state(2),
-        cu_seqlens_k=cu_seqlens,
-        max_seqlen_k=max_seqlen,
-        **options,
-    )
-    calls = (to_window, to_globals, from_globals)
-    given = (qkv, global_q, global_kv)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return _GlobalWindowAttention.apply(*given, global_tokens, *calls)
-    return _forward(*given, global_tokens, *calls)[0]
+    return LocalCalls(global_tokens, to_window, to_globals)
 
 
-def _later(rng_state: Tensor, number: int) -> Tensor:
-    """The state with an offset that is greater by ``number``; nothing is read back from the device."""
-    return torch.cat((rng_state[:1], rng_state[1:] + number)) if number else rng_state
+def local_attention(qkv: Tensor, of_globals: Tensor, calls: LocalCalls) -> Tensor:
+    """The result of :func:`global_window_attention`, of which ``of_globals`` are the rows of the global tokens.
+
+    Differentiable: qkv, of_globals.
+    """
+    if torch.is_grad_enabled() and (qkv.requires_grad or of_globals.requires_grad):
+        return _LocalAttention.apply(qkv, of_globals, calls)
+    return local_forward(qkv, of_globals, calls)[0]
 
 
-def _forward(
-    qkv: Tensor,
-    global_q: Tensor,
-    global_kv: Tensor,
-    global_tokens: Tensor,
-    to_window: AttentionCall,
-    to_globals: AttentionCall,
-    from_globals: AttentionCall,
+def local_forward(
+    qkv: Tensor, of_globals: Tensor, calls: LocalCalls
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The result, and the results and log-sum-exps of the three calls."""
-    attend = torch.ops.fastenc.attention_fwd
+    """The result with the rows ``of_globals`` at the global tokens, and what :func:`local_backward` reads."""
+    attend, chosen = torch.ops.fastenc.attention_fwd, calls.global_tokens
     q, k, v = qkv.unbind(1)
-    near = attend(q, k, v, *to_window)
-    far = attend(q, k[global_tokens], v[global_tokens], *to_globals)
-    of_globals = attend(global_q, *global_kv.unbind(1), *from_globals)
+    near = attend(q, k, v, *calls.to_window)
+    far = attend(q, k[chosen], v[chosen], *calls.to_globals)
     out = torch.ops.fastenc.global_window_merge_fwd(*near, *far)
-    return out.index_copy_(0, global_tokens, of_globals[0]), (*near, *far, *of_globals)
+    return out.index_copy_(0, chosen, of_globals), (*near, *far)
 
 
-class _GlobalWindowAttention(torch.autograd.Function):
+def local_backward(dout: Tensor, qkv: Tensor, parts: Sequence[Tensor], calls: LocalCalls) -> Tensor:
+    """The gradient of qkv; that of ``of_globals`` is the global tokens' rows of dout.
+
+    Args: parts: of :func:`local_forward`.
+    """
+    attend, chosen = torch.ops.fastenc.attention_bwd, calls.global_tokens
+    near, far = parts[:2], parts[2:]
+    q, k, v = qkv.unbind(1)
+    dnear, dnear_lse, dfar, dfar_lse = torch.ops.fastenc.global_window_merge_bwd(
+        dout, *near, *far, calls.to_window.key_bias
+    )
+    dqkv = attend(dnear, dnear_lse, *near, q, k, v, *calls.to_window, True, False, False)[0]
+    dqkv = dqkv.view(qkv.shape)
+    dq, dk, dv, *_ = attend(
+        dfar,
+        dfar_lse,
+        *far,
+        q,
+        k[chosen],
+        v[chosen],
+        *calls.to_globals,
+        *(False, False, False),
+    )
+    dqkv[:, 0] += dq
+    # No window has global keys, so their gradients are 0 there.
+    dqkv[:, 1].index_copy_(0, chosen, dk)
+    dqkv[:, 2].index_copy_(0, chosen, dv)
+    return dqkv
+
+
+class _LocalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, global_q, global_kv, global_tokens, *calls):
-        out, results = _forward(qkv, global_q, global_kv, global_tokens, *calls)
-        tensors = [each.tensors() for each in calls]
+    def forward(ctx, qkv, of_globals, calls):
+        out, parts = local_forward(qkv, of_globals, calls)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(
-            qkv,
-            global_q,
-            global_kv,
-            global_tokens,
-            *results,
-            *(x for each in tensors for x in each),
-        )
-        ctx.calls = [each.without_tensors() for each in calls]
+        ctx.save_for_backward(qkv, *parts, *calls.tensors())
+        ctx.numbers = calls.numbers()
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        qkv, global_q, global_kv, global_tokens, *rest = ctx.saved_tensors
-        near, far, of_globals = rest[:2], rest[2:4], rest[4:6]
-        tensors = rest[6:]
-        each = len(tensors) // 3
-        to_window, to_globals, from_globals = (
-            call.with_tensors(tensors[i * each : (i + 1) * each])
-            for i, call in enumerate(ctx.calls)
-        )
-        attend = torch.ops.fastenc.attention_bwd
-        (q, k, v), separate = qkv.unbind(1), (False, False, False)
-        dnear, dnear_lse, dfar, dfar_lse = torch.ops.fastenc.global_window_merge_bwd(
-            dout, *near, *far, to_window.key_bias
-        )
-        dqkv = attend(dnear, dnear_lse, *near, q, k, v, *to_window, True, False, False)[0]
-        dqkv = dqkv.view(qkv.shape)
-        dq, dk, dv, *_ = attend(
-            dfar,
-            dfar_lse,
-            *far,
-            q,
-            k[global_tokens],
-            v[global_tokens],
-            *to_globals,
-            *separate,
-        )
-        dqkv[:, 0] += dq
-        # No window has global keys, so their gradients are 0 there.
-        dqkv[:, 1].index_copy_(0, global_tokens, dk)
-        dqkv[:, 2].index_copy_(0, global_tokens, dv)
-        dglobal_q, dglobal_k, dglobal_v, *_ = attend(
-            dout[global_tokens],
-            None,
-            *of_globals,
-            global_q,
-            *global_kv.unbind(1),
-            *from_globals,
-            *separate,
-        )
-        return dqkv, dglobal_q, torch.stack((dglobal_k, dglobal_v), 1), *(None,) * 4
+        qkv, *saved = ctx.saved_tensors
+        calls = joined_calls(ctx.numbers, saved[PARTS:])
+        dqkv = local_backward(dout, qkv, saved[:PARTS], calls)
+        return dqkv, dout[calls.global_tokens], None
 
 
 def _check(qkv: Tensor, global_q: Tensor, global_kv: Tensor) -> None:

@@ -431,10 +431,10 @@ class LiveEncoder:
     def _dropout(self, model: "PreTrainedModel", index: int) -> LayerDropout:
         described = self.architecture.layer_dropout(self.config)
         read: dict[str, Any] = {}
-        for field in LayerDropout._fields:
-            path = self._dropouts.get(f"layers.{index}.{field}")
+        for name in LayerDropout._fields:
+            path = self._dropouts.get(f"layers.{index}.{name}")
             if path is not None:
-                read[field] = model.get_submodule(path).p
+                read[name] = model.get_submodule(path).p
         return described._replace(**read)
 
     def __getstate__(self) -> dict[str, object]:

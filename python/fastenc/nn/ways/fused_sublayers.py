@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.global_attention import attend_from_globals, local_calls_of
 from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
     GLOBAL_ATTENTION,
+    GLOBAL_TOKENS,
     HEAD_NORMS,
     OWN_NORMS,
     LayerCall,
@@ -38,6 +40,7 @@ from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.attention import TENSORS, WIDEST_CPP, WIDEST_TRITON, self_attention_call
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
+from fastenc.ops.global_window_attention import PARTS, joined_calls, local_backward, local_forward
 from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
@@ -47,6 +50,7 @@ TAKES = frozenset(
     | {"key_heads"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
+    | GLOBAL_TOKENS
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
@@ -71,6 +75,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     op = "disentangled_attention" if layer_call.spec.attention.position_terms else "attention"
     if inputs.block_plan is not None:
         op = "block_sparse_attention"
+    if inputs.global_tokens is not None:
+        op = "global_window_attention"
     return shape_reason(x, layer_call.spec, op)
 
 
@@ -124,6 +130,13 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
             inputs.relative_positions.embeddings, w, spec.attention, dropout.positions
         )
         keys, queries = (None if table is None else table.to(x.dtype) for table in tables)
+    of_globals = None
+    if inputs.global_tokens is not None:
+        assert w.global_qkv is not None  # the stack gives global tokens to such layers only
+        rng_state, dropout_p = _mask(x, dropout.attention, dropout.rng_states[0])
+        of_globals = attend_from_globals(
+            x, inputs, w.global_qkv, spec.attention, dropout_p, rng_state
+        ).to(x.dtype)
     h = _Attention.apply(
         *_distinct(state),
         stack(w.qkv_weights),
@@ -138,6 +151,7 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
         queries,
         w.query_norm_weight,
         w.key_norm_weight,
+        of_globals,
         inputs._replace(relative_bias=None),
         spec.attention,
         (spec.attention_norm, spec.pre_norm),
@@ -250,6 +264,7 @@ class _Attention(torch.autograd.Function):
         position_queries: Tensor | None,
         query_norm_weight: Tensor | None,
         key_norm_weight: Tensor | None,
+        of_globals: Tensor | None,
         inputs: AttentionInputs,
         spec: AttentionSpec,
         norm: tuple[NormSpec, bool],
@@ -258,7 +273,7 @@ class _Attention(torch.autograd.Function):
     ):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
-        needs_attention = needs_x or needs_qkv or needs_qkv_bias or any(needs[9:14])
+        needs_attention = needs_x or needs_qkv or needs_qkv_bias or any(needs[9:15])
         ctx.dtypes = _dtypes(
             qkv_weight, qkv_bias, out_weight, out_bias, norm_weight, norm_bias, own_norm_weight
         )
@@ -278,8 +293,9 @@ class _Attention(torch.autograd.Function):
         dropped = 0.0 if plan is not None else dropout.attention
         rng_state, dropout_p = _mask(x, dropped, dropout.rng_states[0])
         ctx.bias_dtype = None if relative_bias is None else relative_bias.dtype
-        ctx.is_sparse = plan is not None
+        ctx.is_sparse, ctx.has_globals = plan is not None, of_globals is not None
         tensors: tuple[Tensor | None, ...]
+        numbers: tuple
         if spec.position_terms:
             assert inputs.relative_positions is not None  # run_fused_sublayers has read them
             tensors = (position_keys, position_queries, inputs.relative_positions.slots)
@@ -290,15 +306,21 @@ class _Attention(torch.autograd.Function):
             tensors = (*plan, inputs.cu_seqlens)
             numbers = (inputs.max_seqlen, spec.block_size, spec.scale)
             attend = torch.ops.fastenc.block_sparse_attention_fwd
+        elif of_globals is not None:
+            calls = local_calls_of(x.shape[0], inputs, spec, dropout_p, rng_state)
+            attended, parts = local_forward(qkv, of_globals, calls)
+            attend, lse = None, None
+            tensors, numbers = (*parts, *calls.tensors()), calls.numbers()
         else:
             tensors, numbers = _attention_arguments(
                 inputs, relative_bias, spec, rng_state, dropout_p
             )
             attend = torch.ops.fastenc.attention_fwd
-        q, k, v = spec.parts(qkv)
-        if spec.head_norm_eps is not None:
-            (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
-        attended, lse = attend(q, k, v, *tensors, *numbers)
+        if attend is not None:
+            q, k, v = spec.parts(qkv)
+            if spec.head_norm_eps is not None:
+                (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+            attended, lse = attend(q, k, v, *tensors, *numbers)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -336,10 +358,10 @@ class _Attention(torch.autograd.Function):
         with _no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
-            dkeys = dqueries = None
+            dkeys = dqueries = dof_globals = None
             if needs_out:
                 dout_weight = gemm(dprojected.t(), attended.flatten(1), dtype=ctx.dtypes[2])
-            if needs_x or needs_qkv or needs_qkv_bias or any(needs[9:14]):
+            if needs_x or needs_qkv or needs_qkv_bias or any(needs[9:15]):
                 dattended = gemm(dprojected, out_weight).view(attended.shape)
                 q, k, v = spec.parts(qkv)
                 if spec.head_norm_eps is not None:
@@ -351,6 +373,11 @@ class _Attention(torch.autograd.Function):
                     dqkv, dkeys, dqueries, dbias = backward(
                         dattended, attended, lse, *arguments, needs_qkv_bias
                     )
+                elif ctx.has_globals:
+                    calls = joined_calls(ctx.numbers, tensors[PARTS:])
+                    dqkv = local_backward(dattended, qkv, tensors[:PARTS], calls)
+                    dbias = column_sum(dqkv.flatten(1)) if needs_qkv_bias else None
+                    dof_globals = dattended[calls.global_tokens]
                 elif ctx.is_sparse:
                     dqkv, dbias = torch.ops.fastenc.block_sparse_attention_bwd(
                         dattended, attended, lse, *arguments, needs_qkv_bias
@@ -379,6 +406,7 @@ class _Attention(torch.autograd.Function):
         (drelative_bias,) = _cast((drelative_bias,), (ctx.bias_dtype,))
         dkeys, dqueries = dkeys if needs[10] else None, dqueries if needs[11] else None
         others = drelative_bias, dkeys, dqueries, *_cast(dhead_norms, ctx.head_norm_dtypes)
+        others = *others, dof_globals
         return dx, dresidual if needs[1] else None, *weights, *others, *(None,) * 5
 
 

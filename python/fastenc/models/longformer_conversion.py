@@ -1,0 +1,109 @@
+"""A RoBERTa as a Longformer, which reads longer texts. Source: Beltagy et al. 2020, arXiv:2004.05150, section 5."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastenc.models import checkpoint
+from fastenc.models.architectures.longformer import WINDOW, Longformer
+from fastenc.models.architectures.roberta import Camembert, Roberta, XlmRoberta
+from fastenc.models.config import EncoderConfig
+from fastenc.models.pretrained import PretrainedModel, architecture_of
+from fastenc.text.tokenizers import load_tokenizer, save_tokenizer, special_tokens
+
+SOURCES = (Roberta, XlmRoberta, Camembert)
+POSITIONS = "embeddings.position_embeddings.weight"
+ENCODER = ("embeddings.", "encoder.", "pooler.")
+
+
+def convert_to_longformer(
+    path_or_hub_id: str | Path,
+    folder: str | Path,
+    *,
+    max_positions: int = 4096,
+    attention_window: int | Sequence[int] = 512,
+) -> None:
+    """Write the checkpoint of a RoBERTa as one of a Longformer with more positions, head and tokenizer included.
+
+    The table of positions is copied again and again until it is long enough. The projections of global tokens are those
+    of all tokens. So texts of at most half a window give RoBERTa's states, and ``mlm`` on long texts continues from its
+    loss.
+
+    Args:
+        path_or_hub_id: a RoBERTa, XLM-RoBERTa or CamemBERT: a folder, or a name on the Hugging Face hub.
+        folder: where to write; transformers' Longformer classes and fastenc read it.
+        max_positions: the largest number of tokens of a text.
+        attention_window: the number of tokens that a token sees, half of them on each side: an even number for all
+            layers, or one for each layer.
+    Raises: ValueError for another family, an adaptation, positions that are no more than before, a wrong window, or a
+        folder that has a checkpoint.
+    Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
+    """
+    source, folder = checkpoint.resolve(path_or_hub_id), Path(folder)
+    if (folder / checkpoint.CONFIG).exists():
+        raise ValueError(f"{folder} has a checkpoint already: give another folder")
+    if (source / checkpoint.ADAPTER_CONFIG).exists():
+        raise ValueError(
+            f"{source} holds an adaptation, not a model's weights: merge it into the model first"
+        )
+    values = checkpoint.read_config(source)
+    config = EncoderConfig.from_hf(values)
+    if type(config.architecture) not in SOURCES:
+        names = ", ".join(each.name for each in SOURCES)
+        raise ValueError(
+            f"a Longformer is made of one of {names}, {source} holds a {config.family}: give such a model"
+        )
+    tensors = PretrainedModel.by_current_names(config, checkpoint.read_tensors(source), source)
+    if POSITIONS not in tensors:
+        raise ValueError(
+            f"{source} is incomplete: it lacks {POSITIONS}: write the checkpoint again"
+        )
+    table = tensors[POSITIONS]
+    first = config.position_offset
+    if max_positions <= table.shape[0] - first:
+        raise ValueError(
+            f"max_positions must be more than the {table.shape[0] - first} that {source} has, got {max_positions}: "
+            "give more"
+        )
+    windows = (
+        [attention_window] * config.num_layers
+        if isinstance(attention_window, int)
+        else attention_window
+    )
+    converted = {
+        **values,
+        "model_type": Longformer.name,
+        "architectures": [Longformer.class_prefix + (architecture_of(values) or "Model")],
+        WINDOW: list(windows),
+        "max_position_embeddings": max_positions + first,
+    }
+    tokenizer = load_tokenizer(source) if (source / "tokenizer.json").exists() else None
+    if tokenizer is not None:
+        converted["sep_token_id"] = special_tokens(tokenizer).sep
+    EncoderConfig.from_hf(converted)  # refuses wrong windows, before anything is written
+    tensors[POSITIONS] = _repeated(table, first, max_positions)
+    for i in range(config.num_layers):
+        for name in ("query", "key", "value"):
+            for leaf in ("weight", "bias"):
+                path = f"encoder.layer.{i}.attention.self.{name}"
+                tensors[f"{path}_global.{leaf}"] = tensors[f"{path}.{leaf}"].clone()
+    prefix = "" if architecture_of(values) == "Model" else f"{Longformer.prefix}."
+    checkpoint.write_tensors(
+        folder,
+        {
+            (prefix if name.startswith(ENCODER) else "") + name: tensor
+            for name, tensor in tensors.items()
+        },
+    )
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder)
+    checkpoint.write_config(folder, converted)
+
+
+def _repeated(table: Tensor, first: int, positions: int) -> Tensor:
+    """The rows before the first position, then the rows of all positions again and again."""
+    rows = table[first:]
+    copies = -(-positions // rows.shape[0])
+    return torch.cat([table[:first], rows.repeat(copies, 1)[:positions]])

@@ -1,0 +1,78 @@
+"""Attention of few queries to many tokens whose keys and values are not computed.
+
+Query q sees the keys W_k x_j + b_k and the values W_v x_j + b_v of all tokens x_j of its sequence:
+
+    q . (W_k x_j + b_k) = x_j . (W_k^T q) + q . b_k
+    sum_j p_j (W_v x_j + b_v) = W_v (sum_j p_j x_j) + b_v sum_j p_j
+
+The sum of the probabilities p is not 1 if some are dropped. Queries as wide as x take num_heads times as many products
+with each token, and none of the projections.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastenc.ops.gemm import linear
+from fastenc.reference.dropout import dropout_scales
+
+Biases = Sequence[Tensor | None]
+
+
+def folded_attention(
+    x: Tensor,
+    query_tokens: Tensor,
+    lengths: list[int],
+    counts: list[int],
+    weights: Sequence[Tensor],
+    biases: Biases,
+    *,
+    num_heads: int,
+    softmax_scale: float,
+    dropout_p: float = 0.0,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    """:func:`fastenc.ops.cross_attention` of the queries, keys and values W x + b, on a CPU.
+
+    Args:
+        x: (total_tokens, hidden_size).
+        query_tokens: int64 (queries,), the tokens that have a query, ascending.
+        lengths, counts: for each sequence its number of tokens and of queries.
+        weights, biases: of queries, keys and values: (num_heads * head_dim, hidden_size) and (num_heads * head_dim,).
+        rng_state: int64 (2,), seed and offset of dropout's mask, which is that of cross_attention; None: no dropout.
+    Returns: (queries, num_heads, head_dim), dtype of x.
+    Numerics: fp32 arithmetic.
+    Memory: num_heads numbers for each pair of a query and a token of its sequence.
+    Differentiable: x, weights, biases.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        query, key, value = (weight.to(wide) for weight in weights)
+        query_bias, key_bias, value_bias = (
+            bias if bias is None else bias.to(wide) for bias in biases
+        )
+        states, heads = x.to(wide), (num_heads, query.shape[0] // num_heads)
+        queries = linear(states[query_tokens], query, query_bias).unflatten(1, heads)
+        folded = torch.einsum("ghd,hdi->ghi", queries, key.unflatten(0, heads))
+        shifts = None
+        if key_bias is not None:
+            shifts = torch.einsum("ghd,hd->gh", queries, key_bias.view(heads))
+        rows, streams, sums, totals = torch.arange(len(queries)), torch.arange(num_heads), [], []
+        for of_sequence, chosen in zip(states.split(lengths), rows.split(counts), strict=True):
+            if not len(chosen):
+                continue
+            scores = linear(folded[chosen].flatten(0, 1), of_sequence)
+            if shifts is not None:
+                scores = scores + shifts[chosen].view(-1, 1)
+            p = (softmax_scale * scores).softmax(1)
+            if rng_state is not None:
+                kept = (chosen[:, None], len(of_sequence), dropout_p)
+                p = p * dropout_scales(rng_state, streams, *kept).flatten(0, 1).to(wide)
+            sums.append(linear(p, of_sequence.t()))
+            totals.append(p.sum(1))
+        summed = torch.cat(sums).view(folded.shape)
+        results = torch.einsum("ghi,hdi->ghd", summed, value.unflatten(0, heads))
+        if value_bias is not None:
+            results = results + torch.cat(totals).view(-1, num_heads, 1) * value_bias.view(heads)
+    return results.to(x.dtype)
