@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
+from fastenc.models.adapters.adaptations import name_of_task
 from fastenc.models.adapters.adapter_checkpoint import read_tasks, write_tasks
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
@@ -441,6 +442,26 @@ class Encoder(LayerStack, PretrainedModel):
         """The number of tokens to which texts are cut: the checkpoint's max_length, at most the model's positions."""
         declared = self.sentence.max_length if self.sentence else None
         return min(declared or self.positions, self.positions)
+
+    def adaptation_of_task(self, task: str) -> tuple[str, str]:
+        """The name of the adaptation for a task of the checkpoint, and the instruction that is put before each text.
+
+        Raises: ValueError for a task that the checkpoint does not have, and for layers that take no adaptation now.
+        """
+        tasks = self.config.architecture.tasks(self.config) if self.adapted.tasks else {}
+        if task not in tasks:
+            raise ValueError(
+                f"task must be one of the checkpoint's tasks, got {task!r}; it has {', '.join(tasks) or 'none'}: leave "
+                "out task"
+            )
+        self.frozen.require_weights("the LoRA of a task")
+        if self.frozen.in_8_bits:
+            raise ValueError(
+                "the LoRA of a task is not computed in int8, got a frozen model: call fastenc.unfreeze(model)"
+            )
+        if self.adapted.unmerged_weights:
+            raise ValueError("an adaptation is merged into the weights: unmerge it first")
+        return name_of_task(task), tasks[task]
 
     def read_beside(self, folder: Path) -> None:
         if not self.adapted.tasks:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
-from fastenc.models.adapters.adaptations import name_of_task
 from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.quantization import check_precision, check_texts, quantize_vectors
 from fastenc.models.embedding.sentence_files import SentenceSettings
@@ -78,7 +77,7 @@ def encode(
         raise ValueError(
             f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
         )
-    adaptation, instruction = (None, None) if task is None else adaptation_of_task(encoder, task)
+    adaptation, instruction = (None, None) if task is None else encoder.adaptation_of_task(task)
     if prompt is None and prompt_name is None:
         prompt = instruction
     prompt = settings.prompt_of(prompt, prompt_name)
@@ -123,26 +122,6 @@ def encode(
         result = quantize_vectors(result, precision)
     result = result[0] if single else result
     return result.cpu().numpy() if convert_to_numpy else result
-
-
-def adaptation_of_task(encoder: EncoderLike, task: str) -> tuple[str, str]:
-    """The name of the adaptation for a task of the checkpoint, and the task's instruction.
-
-    Raises: ValueError for a task that the checkpoint does not have, and for layers that take no adaptation now.
-    """
-    tasks = encoder.config.architecture.tasks(encoder.config) if encoder.adapted.tasks else {}
-    if task not in tasks:
-        known = ", ".join(tasks) or "none"
-        raise ValueError(
-            f"task must be one of the checkpoint's tasks, got {task!r}; it has {known}: leave out task"
-        )
-    if encoder.frozen.in_8_bits:
-        raise ValueError(
-            "a task's LoRA needs the weights in float32, got int8: load it without dtype"
-        )
-    if encoder.adapted.unmerged_weights:
-        raise ValueError("an adaptation is merged into the weights: unmerge it first")
-    return name_of_task(task), tasks[task]
 
 
 def lone_surrogate(text: str) -> int | None:

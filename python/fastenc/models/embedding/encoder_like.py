@@ -5,7 +5,6 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
@@ -26,7 +25,6 @@ class EncoderLike(WeightsOwner, Protocol):
     tokenizer: TokenizerLike | None
     sentence: SentenceSettings | None
     frozen: FrozenWeights
-    adapted: AdaptationState
 
     @property
     def embeddings(self) -> EmbeddingsLike: ...
@@ -40,6 +38,8 @@ class EncoderLike(WeightsOwner, Protocol):
     def __call__(
         self, batch: PackedBatch, *, visit: Callable[[int, Tensor], None] | None = None
     ) -> object: ...
+
+    def adaptation_of_task(self, task: str) -> tuple[str, str]: ...
 
     def own_tokenizer(self) -> TokenizerLike: ...
 
