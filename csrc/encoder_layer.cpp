@@ -35,16 +35,20 @@ int64_t number_of_blocks(int64_t rows) {
   return (rows + kRows * threads - 1) / (kRows * threads) * threads;
 }
 
-// Three cases: packed by the caller; packed here into thread scratch, for one call, so that no copy can grow stale; or,
-// for few rows, read unpacked.
+// Whether the weights are bfloat16 that the processor multiplies in pairs. They are read unpacked by any number of rows,
+// so that a row's result does not depend on their number.
+bool are_pairs(const std::vector<Tensor>& weights) { return is_bfloat16(weights.at(0)) && has_bf16_dot_products(); }
+
+// Three cases: packed by the caller; packed here into thread scratch, for one call, so that no copy can grow stale; or
+// read unpacked.
 class LayerWeights {
  public:
   // op: the op's name, for errors.
-  LayerWeights(const char* op, bool packed, bool few_rows) : op_(op), packed_(packed), few_rows_(few_rows) {}
+  LayerWeights(const char* op, bool packed, bool unpacked) : op_(op), packed_(packed), unpacked_(unpacked) {}
 
   // To be called for every weight before the first is packed: the scratch moves when it grows.
   void reserve(int64_t columns, int64_t depth) {
-    if (!packed_ && !few_rows_) floats_ += packed_floats(columns, depth);
+    if (!packed_ && !unpacked_) floats_ += packed_floats(columns, depth);
   }
 
   LayerLinear linear(const std::vector<Tensor>& tensors, const FloatVector& bias, int64_t depth, int64_t columns) {
@@ -54,7 +58,7 @@ class LayerWeights {
     STD_TORCH_CHECK(
         weight.depth() == depth && weight.columns() == columns, op_, ": a weight must be (", columns, ", ", depth,
         "), got (", weight.columns(), ", ", weight.depth(), ")");
-    if (few_rows_) return {nullptr, weight.rows(), bias.data(), depth, columns};
+    if (unpacked_) return {nullptr, weight.rows(), bias.data(), depth, columns};
     float* target = thread_scratch(floats_, Scratch::weights) + used_;
     weight.pack(target);
     used_ += packed_floats(columns, depth);
@@ -63,7 +67,7 @@ class LayerWeights {
 
  private:
   const char* op_;
-  bool packed_, few_rows_;
+  bool packed_, unpacked_;
   std::deque<Weight> plain_;
   int64_t floats_ = 0, used_ = 0;
 };
@@ -88,7 +92,8 @@ Tensor attention(
   const int64_t rows = x.size(0), columns = given.columns(), sequences = given.sequences;
   const FloatVector bias(qkv_bias);
   checked_vector(kAttention, bias, qkv_bias, columns);
-  LayerWeights weights(kAttention, packed, few_rows);
+  const bool pairs = !packed && are_pairs(qkv);
+  LayerWeights weights(kAttention, packed, few_rows || pairs);
   weights.reserve(columns, x.size(1));
   LayerAttention layer{};
   layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
@@ -98,7 +103,7 @@ Tensor attention(
   Tensor attended = empty({rows, given.width()}, ScalarType::Float);
   auto* attended_rows = static_cast<float*>(attended.mutable_data_ptr());
   if (few_rows) {
-    layer_attention_few_rows(layer, x_rows, rows, sequences, attended_rows);
+    layer_attention_few_rows(layer, x_rows, 0, sequences, attended_rows);
     return attended;
   }
   const int64_t blocks = number_of_blocks(rows);
@@ -107,6 +112,10 @@ Tensor attention(
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = bounds[block], last = bounds[block + 1];
       if (layer.offsets[first] == layer.offsets[last]) continue;  // an empty block: a sequence is longer than a block
+      if (pairs) {
+        layer_attention_few_rows(layer, x_rows, first, last, attended_rows);
+        continue;
+      }
       float* scratch = thread_scratch(layer_attention_scratch(layer, first, last));
       FASTENC_CALL(layer_attention, layer, x_rows, attended_rows, first, last, scratch);
     }
@@ -138,7 +147,8 @@ std::tuple<Tensor, Tensor> after_attention(
   checked_vector(kAfterAttention, out_bias, attention_out_bias, hidden);
   checked_vector(kAfterAttention, up_values, up_bias, up_columns);
   checked_vector(kAfterAttention, down_values, down_bias, hidden);
-  LayerWeights weights(kAfterAttention, packed, few_rows);
+  const bool pairs = !packed && are_pairs(up);
+  LayerWeights weights(kAfterAttention, packed, few_rows || pairs);
   weights.reserve(hidden, width);
   weights.reserve(up_columns, hidden);
   weights.reserve(hidden, inner);
@@ -167,7 +177,7 @@ std::tuple<Tensor, Tensor> after_attention(
   Tensor next_residual = empty({pre_norm ? rows : 0, hidden}, dtype);
   auto *y_rows = y.mutable_data_ptr(), *next_rows = next_residual.mutable_data_ptr();
   if (few_rows) {
-    layer_after_attention_few_rows(layer, attended_rows, residual_rows, rows, y_rows, next_rows);
+    layer_after_attention_few_rows(layer, attended_rows, residual_rows, 0, rows, y_rows, next_rows);
     return {y, next_residual};
   }
   const int64_t blocks = number_of_blocks(rows);
@@ -175,6 +185,10 @@ std::tuple<Tensor, Tensor> after_attention(
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
       if (first == last) continue;  // fewer rows than blocks
+      if (pairs) {
+        layer_after_attention_few_rows(layer, attended_rows, residual_rows, first, last, y_rows, next_rows);
+        continue;
+      }
       float* scratch = thread_scratch(layer_after_attention_scratch(layer, last - first));
       FASTENC_CALL(layer_after_attention, layer, attended_rows, residual_rows, y_rows, next_rows, first, last, scratch);
     }

@@ -76,11 +76,12 @@ FASTENC_FOR_EACH_ISA(
     // Activates rows [first, last) of x W_up + b_up in place. A gated layer's result is the first half of each row.
     void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
 
-// For few rows: the threads divide the columns of each product. The weights need not be packed.
+// For few rows: the threads divide the columns of each product. The weights need not be packed. Inside a parallel region
+// one thread computes all of it.
 void layer_attention_few_rows(
-    const LayerAttention&, const void* x, int64_t rows, int64_t sequences, float* attended);
+    const LayerAttention&, const void* x, int64_t first_sequence, int64_t last_sequence, float* attended);
 void layer_after_attention_few_rows(
-    const LayerAfterAttention&, const float* attended, const void* residual, int64_t rows, void* y,
+    const LayerAfterAttention&, const float* attended, const void* residual, int64_t first, int64_t last, void* y,
     void* next_residual);
 
 }  // namespace fastenc

@@ -37,30 +37,32 @@ void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t
   parallel_gemm(m);
 }
 
-// x as floats: x itself, or a bfloat16 x widened into `buffer`.
-const float* floats_of(const void* x, bool bf16, int64_t count, float* buffer) {
-  if (!bf16) return static_cast<const float*>(x);
-  FASTENC_CALL(widen, static_cast<const bfloat16*>(x), buffer, count);
+// `count` elements of x from the first one on as floats: x's own, or those of a bfloat16 x widened into `buffer`.
+const float* floats_of(const void* x, bool bf16, int64_t first, int64_t count, float* buffer) {
+  if (!bf16) return static_cast<const float*>(x) + first;
+  FASTENC_CALL(widen, static_cast<const bfloat16*>(x) + first, buffer, count);
   return buffer;
 }
 
 }  // namespace
 
 void layer_attention_few_rows(
-    const LayerAttention& layer, const void* x, int64_t rows, int64_t sequences, float* attended) {
+    const LayerAttention& layer, const void* x, int64_t first_sequence, int64_t last_sequence, float* attended) {
   const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth;
+  const int64_t first = layer.offsets[first_sequence], rows = layer.offsets[last_sequence] - first;
   Attention a = layer.terms;
   float* qkv = thread_scratch(rows * (columns + depth + a.num_heads), Scratch::layer);
   float* widened = qkv + rows * columns;
-  multiply(floats_of(x, layer.bf16, rows * depth, widened), depth, layer.qkv, rows, qkv);
+  multiply(floats_of(x, layer.bf16, first * depth, rows * depth, widened), depth, layer.qkv, rows, qkv);
   set_packed(a, qkv);
   a.total_q = rows;
-  a.out = attended;
+  a.out = attended + first * a.num_heads * a.head_dim;
   a.lse = widened + rows * depth;
-  torch::stable::parallel_for(0, sequences * a.num_heads, kHeads, [&](int64_t begin, int64_t end) {
+  const int64_t tasks = (last_sequence - first_sequence) * a.num_heads;
+  torch::stable::parallel_for(0, tasks, kHeads, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t sequence = task / a.num_heads, start = layer.offsets[sequence];
-      const int64_t length = layer.offsets[sequence + 1] - start;
+      const int64_t sequence = first_sequence + task / a.num_heads, start = layer.offsets[sequence] - first;
+      const int64_t length = layer.offsets[sequence + 1] - layer.offsets[sequence];
       float* scratch = thread_scratch(attention_forward_scratch(length, length, a.head_dim));
       const AttentionTask head{start, length, start, length, task % a.num_heads};
       FASTENC_CALL(attention_forward, a, false, head, scratch);
@@ -69,12 +71,12 @@ void layer_attention_few_rows(
 }
 
 void layer_after_attention_few_rows(
-    const LayerAfterAttention& layer, const float* attended, const void* residual, int64_t rows, void* y,
+    const LayerAfterAttention& layer, const float* attended, const void* residual, int64_t first, int64_t last, void* y,
     void* next_residual) {
-  const int64_t hidden = layer.down.columns, count = rows * hidden;
+  const int64_t rows = last - first, hidden = layer.down.columns, start = first * hidden, count = rows * hidden;
   float* h = thread_scratch(4 * count + rows * layer.up.columns, Scratch::layer);
   float *sums = h + count, *widened = sums + count, *out = widened + count, *up = out + count;
-  if (!layer.bf16) out = static_cast<float*>(y);
+  if (!layer.bf16) out = static_cast<float*>(y) + start;
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
     const LayerNormForward norm = norm_in_place(terms, hidden, layer.rms, block, added, sum);
     torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
@@ -82,9 +84,10 @@ void layer_after_attention_few_rows(
       FASTENC_CALL(layer_norm_forward, norm, false, begin, end, scratch);
     });
   };
-  multiply(attended, layer.attention_out.depth, layer.attention_out, rows, h);
+  const int64_t width = layer.attention_out.depth;
+  multiply(attended + first * width, width, layer.attention_out, rows, h);
   if (layer.attention_own_norm.weight) normalise(h, nullptr, nullptr, layer.attention_own_norm);
-  const float* before = floats_of(residual, layer.bf16, count, widened);
+  const float* before = floats_of(residual, layer.bf16, start, count, widened);
   normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
   multiply(h, hidden, layer.up, rows, up);
   torch::stable::parallel_for(0, rows, grain(layer.up.columns), [&](int64_t begin, int64_t end) {
@@ -92,11 +95,11 @@ void layer_after_attention_few_rows(
   });
   multiply(up, layer.up.columns, layer.down, rows, out);
   if (layer.down_own_norm.weight) normalise(out, nullptr, nullptr, layer.down_own_norm);
-  float* next = layer.bf16 ? widened : static_cast<float*>(next_residual);
+  float* next = layer.bf16 ? widened : static_cast<float*>(next_residual) + start;
   normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);
   if (!layer.bf16) return;
-  FASTENC_CALL(narrow, out, static_cast<bfloat16*>(y), count);
-  if (layer.pre_norm) FASTENC_CALL(narrow, next, static_cast<bfloat16*>(next_residual), count);
+  FASTENC_CALL(narrow, out, static_cast<bfloat16*>(y) + start, count);
+  if (layer.pre_norm) FASTENC_CALL(narrow, next, static_cast<bfloat16*>(next_residual) + start, count);
 }
 
 }  // namespace fastenc

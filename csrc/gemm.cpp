@@ -13,6 +13,7 @@ constexpr int64_t kLeastRows = 192, kMostRows = 512;
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
+constexpr int64_t kRowsAtOnce = 128;     // rows of A that stay in the second-level cache while all weights are read
 
 // The fewest blocks of rows that give each thread several tasks.
 int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
@@ -38,20 +39,31 @@ void parallel_gemm(const Gemm& m) {
 
 void parallel_gemm(const GemmFewRows& m) {
   const int64_t columns = m.weight.count, tasks = (columns + kFewRowsColumns - 1) / kFewRowsColumns;
-  float* tiles = nullptr;
+  auto for_columns = [&](auto run) {
+    torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+      run(begin * kFewRowsColumns, std::min(end * kFewRowsColumns, columns));
+    });
+  };
 #if FASTENC_X86
   if (m.a_bf16 && has_bf16_tiles()) {
-    tiles = thread_scratch(amx_floats(m), Scratch::tiles);
+    float* tiles = thread_scratch(amx_floats(m), Scratch::tiles);
     avx512::pack_amx_rows(m, tiles);
+    return for_columns([&](int64_t left, int64_t right) { avx512::gemm_amx(m, tiles, left, right); });
   }
 #endif
-  torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
-    const int64_t left = begin * kFewRowsColumns, right = std::min(end * kFewRowsColumns, columns);
-#if FASTENC_X86
-    if (tiles) return avx512::gemm_amx(m, tiles, left, right);
-#endif
-    FASTENC_CALL(gemm_few_rows, m, left, right);
-  });
+  GemmFewRows some = m;
+  for (int64_t row = 0; row < m.rows; row += kRowsAtOnce) {
+    some.a = static_cast<const char*>(m.a) + row * m.a_row * (m.a_bf16 ? sizeof(bfloat16) : sizeof(float));
+    some.c = m.c + row * columns;
+    some.rows = std::min(kRowsAtOnce, m.rows - row);
+    if (m.a_bf16) {
+      for_columns([&](int64_t left, int64_t right) { FASTENC_CALL(gemm_pairs, some, left, right); });
+    } else {
+      float* packed = thread_scratch(few_rows_floats(some), Scratch::tiles);
+      FASTENC_CALL(pack_few_rows, some, packed);
+      for_columns([&](int64_t left, int64_t right) { FASTENC_CALL(gemm_few_rows, some, packed, left, right); });
+    }
+  }
 }
 
 namespace {
@@ -105,11 +117,13 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   STD_TORCH_CHECK(a.dim() == 2 && a.size(1) == depth, "gemm: the sizes must be (rows, depth) and (depth, columns)");
   const FloatVector bias_values(bias);
   STD_TORCH_CHECK(!bias || bias->numel() == columns, "gemm: bias must have a number for each column");
-  const bool bf16 = is_bfloat16(a), few = rows <= kFewRows && b.stride(0) == 1 && b.stride(1) >= depth;
+  const bool bf16 = is_bfloat16(a), pairs = bf16 && is_bfloat16(b) && has_bf16_dot_products();
+  // Pairs are multiplied unpacked whatever the number of rows, so that an element's sum does not depend on it.
+  const bool few = (rows <= kFewRows || pairs) && b.stride(0) == 1 && b.stride(1) >= depth;
   Tensor c = empty({rows, columns}, a.scalar_type());
   if (!rows || !columns) return c;
   a = few || bf16 ? as_contiguous(a) : with_unit_stride(a);
-  const bool widened = bf16 && !(few && is_bfloat16(b) && has_bf16_dot_products());
+  const bool widened = bf16 && !(few && pairs);
   float* sums = bf16 ? thread_scratch(rows * (columns + (widened ? depth : 0)), Scratch::operands)
                      : static_cast<float*>(c.mutable_data_ptr());
   const void* a_values = a.const_data_ptr();

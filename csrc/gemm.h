@@ -38,11 +38,16 @@ constexpr int64_t kGemmColumns = 64;  // columns of a task: a multiple of every 
 FASTENC_FOR_EACH_ISA(
     // Rows [first, last) of columns [left, right).
     void gemm_block(const Gemm&, int64_t first, int64_t last, int64_t left, int64_t right);
-    // All rows of columns [left, right).
-    void gemm_few_rows(const GemmFewRows&, int64_t left, int64_t right);)
+    // Transposes A, which is float: few_rows_floats() floats.
+    void pack_few_rows(const GemmFewRows&, float* packed);
+    // All rows of columns [left, right): of float A; of bfloat16 A.
+    void gemm_few_rows(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
+    void gemm_pairs(const GemmFewRows&, int64_t left, int64_t right);)
+
+inline int64_t few_rows_floats(const GemmFewRows& m) { return (m.rows + 7) / 8 * 8 * m.weight.depth; }
 
 #if FASTENC_X86
-// gemm_few_rows for bfloat16 with AMX; needs has_bf16_tiles().
+// gemm_pairs with AMX; needs has_bf16_tiles().
 namespace avx512 {
 void pack_amx_rows(const GemmFewRows&, float* packed);  // amx_floats() floats
 void gemm_amx(const GemmFewRows&, const float* packed, int64_t left, int64_t right);

@@ -75,27 +75,16 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
   }
 }
 
-// For few rows each weight is used only a few times, so packing would not pay. Each output is a dot product of
-// contiguous rows; kDotOutputs rows of W stay in the first-level cache while all rows of A use them.
+// For few rows each weight is used only a few times, so packing it would not pay.
+
+#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
+// Pairs of bfloat16 by the processor's instruction. Each output is a dot product of contiguous rows; kDotOutputs rows of
+// W stay in the first-level cache while all rows of A use them.
 
 constexpr int kDotRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 3;  // times kDotOutputs sums fill the registers
 constexpr int kDotOutputs = 4;
 
 // How a dot product reads kTerms elements of each row and accumulates their products.
-template <class Weight>
-struct WidenedTerms {
-  using A = float;
-  using W = Weight;
-  static constexpr int kTerms = kLanes;
-  template <class T>
-  FASTENC_INLINE Vec take(const T* p, int n) {
-    return load_n(p, n);
-  }
-  FASTENC_INLINE Vec add_products(Vec sum, Vec a, Vec w) { return sum + a * w; }
-};
-
-#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
-// The same with the processor's instruction for pairs of bfloat16.
 struct Bfloat16Terms {
   using A = bfloat16;
   using W = bfloat16;
@@ -118,7 +107,6 @@ struct Bfloat16Terms {
   }
 #endif
 };
-#endif
 
 // Also prefetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor to do it.
 template <class Terms, int kRows, int kOutputs>
@@ -184,17 +172,187 @@ static void dot_rows(const GemmFewRows& m, int64_t output) {
   }
 }
 
-template <class Terms>
-static void gemm_few_rows_of(const GemmFewRows& m, int64_t left, int64_t right) {
-  int64_t output = left;
-  for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<Terms, kDotOutputs>(m, output);
-  for (; output < right; ++output) dot_rows<Terms, 1>(m, output);
+#endif
+
+// A weight of float32, or of bfloat16 without the processor's products of pairs. A's rows lie side by side in the lanes,
+// and each element of W multiplies all of them, so that W need not be transposed and an element's sum has the order of
+// gemm_block.
+
+constexpr int kHalfLanes = kLanes / 2;
+typedef float HalfVec __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
+constexpr int kRowVectors = 3;                                       // the most vectors of rows of a tile
+constexpr int kRowOutputs = kTileVectors == 4 ? 8 : 4;              // times kRowVectors sums fill the registers
+constexpr int64_t kMostTileRows = kRowVectors * kLanes;
+
+// Calls run(first, width) for tiles that share the rows evenly; the width is a multiple of kHalfLanes.
+template <class Run>
+FASTENC_INLINE void share_lanes(int64_t rows, Run run) {
+  const int64_t halves = (rows + kHalfLanes - 1) / kHalfLanes, most = 2 * kRowVectors;
+  const int64_t tiles = (halves + most - 1) / most;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t first = halves * tile / tiles, last = halves * (tile + 1) / tiles;
+    run(first * kHalfLanes, (last - first) * kHalfLanes);
+  }
 }
 
-void gemm_few_rows(const GemmFewRows& m, int64_t left, int64_t right) {
-#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
-  if (m.a_bf16) return gemm_few_rows_of<Bfloat16Terms>(m, left, right);
-#endif
-  m.weight.bf16 ? gemm_few_rows_of<WidenedTerms<bfloat16>>(m, left, right)
-                : gemm_few_rows_of<WidenedTerms<float>>(m, left, right);
+// packed: tile after tile; in a tile, element (k, row) is at k * width + row. Rows past the last are 0.
+void pack_few_rows(const GemmFewRows& m, float* packed) {
+  const float* a = (const float*)m.a;
+  const int64_t depth = m.weight.depth;
+  share_lanes(m.rows, [&](int64_t first, int64_t width) {
+    float* tile = packed + first * depth;
+    for (int64_t r = 0; r < width; r += kHalfLanes)
+      for (int64_t k = 0; k < depth; k += kLanes) {
+        const int count = depth - k < kLanes ? (int)(depth - k) : kLanes;
+        Vec block[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          const int64_t row = first + r + i;
+          block[i] = i < kHalfLanes && row < m.rows ? load_n(a + row * m.a_row + k, count) : Vec{};
+        }
+        transpose(block);
+        for (int i = 0; i < count; ++i) __builtin_memcpy(tile + (k + i) * width + r, &block[i], sizeof(HalfVec));
+      }
+  });
 }
+
+// The rows of one tile: kVectors vectors, and a half if kHalf. Prefetches rows [first_ahead, last_ahead) of W.
+template <class T, int kOutputs, int kVectors, bool kHalf>
+static void row_tile(
+    const GemmFewRows& m, const float* a, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
+  constexpr int64_t kWidth = kVectors * kLanes + kHalf * kHalfLanes;
+  constexpr int kHalves = kHalf ? kOutputs : 1, kFull = kVectors ? kVectors : 1;
+  alignas(64) float totals[kOutputs][kMostTileRows];
+  float widened[sizeof(T) == sizeof(float) ? 1 : kOutputs * kDepth];
+  for (int64_t start = 0; start < m.weight.depth; start += kDepth) {
+    const int64_t left = m.weight.depth - start, depth = left < kDepth ? left : kDepth;
+    const float* weights[kOutputs];
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      const T* row_of_w = (const T*)m.weight.rows[output + o] + start;
+      if constexpr (sizeof(T) == sizeof(float)) {
+        weights[o] = row_of_w;
+      } else {
+        for (int64_t k = 0; k < depth; k += kLanes) {
+          const int count = depth - k < kLanes ? (int)(depth - k) : kLanes;
+          store_n(widened + o * kDepth + k, load_n(row_of_w + k, count), count);
+        }
+        weights[o] = widened + o * kDepth;
+      }
+    }
+    Vec sums[kOutputs][kFull];
+    HalfVec halves[kHalves];
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[o][v] = Vec{};
+      if (kHalf) halves[o] = HalfVec{};
+    }
+    const float* a_k = a + start * kWidth;
+    for (int64_t k = 0; k < depth; k += kLanes) {
+      for (int64_t o = first_ahead; o < last_ahead; ++o)
+        __builtin_prefetch((const T*)m.weight.rows[o] + start + k, 0, 2);  // rows of W may share sets of the first level
+      const int64_t end = k + kLanes < depth ? k + kLanes : depth;
+      for (int64_t i = k; i < end; ++i, a_k += kWidth) {
+        Vec x[kFull];
+        HalfVec half{};
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) x[v] = load(a_k + v * kLanes);
+        if (kHalf) __builtin_memcpy(&half, a_k + kVectors * kLanes, sizeof half);
+#pragma GCC unroll 8
+        for (int o = 0; o < kOutputs; ++o) {
+          const float w = weights[o][i];
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(w);
+          if (kHalf) halves[o] += half * (w - HalfVec{});
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) {
+      const bool first = !start && !m.bias;
+      const float bias = m.bias ? m.bias[output + o] : 0.f;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        float* total = totals[o] + v * kLanes;
+        store(total, first ? sums[o][v] : (start ? load(total) : splat(bias)) + sums[o][v]);
+      }
+      if (kHalf) {
+        float* total = totals[o] + kVectors * kLanes;
+        HalfVec before = bias - HalfVec{};
+        if (start) __builtin_memcpy(&before, total, sizeof before);
+        before = first ? halves[o] : before + halves[o];
+        __builtin_memcpy(total, &before, sizeof before);
+      }
+    }
+  }
+  const int64_t rows = m.rows - row < kWidth ? m.rows - row : kWidth, columns = m.weight.count;
+  float* c = m.c + row * columns + output;
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    // A transposition of kOutputs vectors: in round after round vector i and i + kOutputs / 2 are interleaved.
+    Vec from[kOutputs], to[kOutputs];
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) from[o] = load(totals[o] + r);
+#pragma GCC unroll 4
+    for (int round = 1; round < kOutputs; round *= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kOutputs / 2; ++i) {
+        to[2 * i] = interleave_low(from[i], from[i + kOutputs / 2]);
+        to[2 * i + 1] = interleave_high(from[i], from[i + kOutputs / 2]);
+      }
+#pragma GCC unroll 8
+      for (int o = 0; o < kOutputs; ++o) from[o] = to[o];
+    }
+    alignas(64) float turned[kOutputs * kLanes];
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) store(turned + o * kLanes, from[o]);
+    const int64_t count = rows - r < kLanes ? rows - r : kLanes;
+    for (int64_t i = 0; i < count; ++i)
+      __builtin_memcpy(c + (r + i) * columns, turned + i * kOutputs, kOutputs * sizeof(float));
+  }
+}
+
+using RowTile = void (*)(const GemmFewRows&, const float*, int64_t, int64_t, int64_t, int64_t);
+
+template <class T, int kOutputs>
+FASTENC_INLINE RowTile row_tile_of(int64_t width) {
+  static_assert(kRowVectors == 3);
+  constexpr RowTile tiles[] = {row_tile<T, kOutputs, 0, true>, row_tile<T, kOutputs, 1, false>,
+                               row_tile<T, kOutputs, 1, true>, row_tile<T, kOutputs, 2, false>,
+                               row_tile<T, kOutputs, 2, true>, row_tile<T, kOutputs, 3, false>};
+  return tiles[width / kHalfLanes - 1];
+}
+
+// Each tile also prefetches its share of W's rows for the next outputs.
+template <class T, int kOutputs>
+static void multiply_rows(const GemmFewRows& m, const float* packed, int64_t output, int64_t right) {
+  const int64_t next = output + kOutputs, room = right - next, most = room < kOutputs ? room : kOutputs;
+  const int64_t ahead = most < 0 ? 0 : most, padded = (m.rows + kHalfLanes - 1) / kHalfLanes * kHalfLanes;
+  share_lanes(m.rows, [&](int64_t first, int64_t width) {
+    row_tile_of<T, kOutputs>(width)(
+        m, packed + first * m.weight.depth, first, output, next + ahead * first / padded,
+        next + ahead * (first + width) / padded);
+  });
+}
+
+template <class T>
+static void gemm_few_rows_in_lanes(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
+  int64_t output = left;
+  for (; output + kRowOutputs <= right; output += kRowOutputs) multiply_rows<T, kRowOutputs>(m, packed, output, right);
+  for (; output < right; ++output) multiply_rows<T, 1>(m, packed, output, right);
+}
+
+void gemm_few_rows(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
+  m.weight.bf16 ? gemm_few_rows_in_lanes<bfloat16>(m, packed, left, right)
+                : gemm_few_rows_in_lanes<float>(m, packed, left, right);
+}
+
+#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
+void gemm_pairs(const GemmFewRows& m, int64_t left, int64_t right) {
+  int64_t output = left;
+  for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<Bfloat16Terms, kDotOutputs>(m, output);
+  for (; output < right; ++output) dot_rows<Bfloat16Terms, 1>(m, output);
+}
+#else
+void gemm_pairs(const GemmFewRows&, int64_t, int64_t) {}  // no processor of this set has products of pairs
+#endif

@@ -114,7 +114,10 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=272))
     assert "at most 256, it is 272" in cpu_inference.weights_reason(layer.weights(), wide)
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
+    monkeypatch.setattr(gemm, "multiplies_pairs", lambda: False)
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
+    monkeypatch.setattr(gemm, "multiplies_pairs", lambda: True)
+    assert reason(Layer(KINDS["bert"], MANY, torch.bfloat16)) is None
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None
     monkeypatch.setattr(cpu_inference, "packed_is_faster", lambda: False)
     assert "AVX2" in reason(layer)

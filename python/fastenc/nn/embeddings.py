@@ -14,6 +14,7 @@ from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
+from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
 # Table → a function of ids that returns what an adaptation adds to its rows.
@@ -228,7 +229,10 @@ def embed(
 
 
 def _projected(tables: EmbeddingTables, x: Tensor) -> Tensor:
-    return x if tables.projection is None else tables.projection(x)
+    projection = tables.projection
+    if type(projection) is nn.Linear:  # not a module of PEFT around one
+        return linear(x, projection.weight, projection.bias)
+    return x if projection is None else projection(x)
 
 
 def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor) -> Tensor:

@@ -48,9 +48,9 @@ def gemm(
         dtype: wanted for a result without a bias. float32 from low precision saves a cast where PyTorch has such a
             product, which is on a GPU.
     Returns: (rows, columns), dtype of a, or float32 if that is wanted and there is such a product.
-    Numerics: float32 sums, whose order does not depend on the number of threads. For more than 128 rows, partial sums
-        of 128 terms each are added in order. On processors with an instruction for bfloat16 products, numbers below
-        2^-126 count as 0.
+    Numerics: float32 sums, whose order does not depend on the number of threads, and in our kernels not on the number
+        of rows. In float32, partial sums of 128 terms each are added in order. On processors with an instruction for
+        bfloat16 products, numbers below 2^-126 count as 0.
     """
     if dtype == torch.float32 and _widens(a):
         product = _widening_product(a, b)
@@ -165,6 +165,19 @@ def has_vectors() -> bool:
 def emulates_bfloat16() -> bool:
     """Whether the processor has no bfloat16 units. PyTorch then emulates them; our kernel converts operands once."""
     return library.HAS_CPP and not library._C.build_info()["bfloat16_units"]
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether our kernels multiply any number of rows of bfloat16 in pairs (AVX512-BF16); AMX is faster with many."""
+    if not library.HAS_CPP:
+        return False
+    built = library._C.build_info()
+    return (
+        built["instruction_set"] == "avx512"
+        and built["bfloat16_dot_products"]
+        and not built["bfloat16_tiles"]
+    )
 
 
 library.define(

@@ -112,7 +112,7 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
     reason = weights_reason(weights, layer_call.spec)
-    if reason is None and not _has_few_rows(x):
+    if reason is None and not _has_few_rows(x) and not _reads_pairs(weights):
         reason = packing_reason(weights)
     if reason is not None:
         return reason
@@ -127,6 +127,11 @@ def packing_reason(weights: LayerWeights) -> str | None:
     if weights.down_weight.dtype == torch.bfloat16 and not gemm.emulates_bfloat16():
         return "this processor multiplies bfloat16 faster than float32"
     return None
+
+
+def _reads_pairs(weights: LayerWeights) -> bool:
+    """Whether any number of rows is multiplied by unpacked weights, in pairs of bfloat16."""
+    return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_pairs()
 
 
 def _has_few_rows(x: Tensor) -> bool:
@@ -181,13 +186,16 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     few_rows = _has_few_rows(x)
     separate = inputs.cache is not None or inputs.global_tokens is not None or plan_of(inputs, a)
     in_one_op = not (a.position_terms or a.interleaved or separate)
-    if in_one_op and (few_rows or _shares_sequences(x, inputs.max_seqlen)):
+    shared = few_rows or _shares_sequences(x, inputs.max_seqlen)
+    # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
+    rounds = _reads_pairs(w) or a.head_norm_eps is not None
+    if in_one_op and (shared or rounds):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
             take("qkv", w.qkv_weights),
             stack_biases(w.qkv_biases, w.qkv_weights),
             packed is not None,
-            few_rows,
+            few_rows or not shared,
             inputs.cu_seqlens,
             inputs.max_seqlen,
             *a.heads[:2],
@@ -201,7 +209,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             *a.window,
         )
     else:
-        attended = attend(_project(x, w, spec, packed), layer_call)
+        # In float32, as in the one op; else in the weights' dtype.
+        attended = attend(_project(x.float() if in_one_op else x, w, spec, packed), layer_call)
     out, norm, before = (
         take("attention_out", (w.attention_out_weight,)),
         spec.attention_norm,
@@ -289,7 +298,7 @@ def product(
     if packed is not None:
         rows = sum(weight.shape[0] for weight in weights)
         return gemm.gemm_packed(x.float(), packed, None if bias is None else bias.float(), rows)
-    return torch.ops.fastenc.gemm(x.to(weights[0].dtype), stack(weights).t(), bias)
+    return torch.ops.fastenc.gemm(x, stack(weights).t(), bias)
 
 
 def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
