@@ -97,7 +97,7 @@ def test_a_killed_run_on_a_store_sees_every_example_once(store, tmp_path):
 
 def test_tokenizers_of_languages_and_their_report(folder, tmp_path):
     languages = ("--language", f"en={folder / 'en.txt'}", "--language", f"mt={folder / 'mt.txt'}")
-    options = ("--kind", "bpe", "--vocab-size", 300)
+    options = ("--model-type", "bpe", "--vocab-size", 300)
     text = run("tokenizer", *languages, *options, "-o", tmp_path / "t", "--alpha", 0.5)
     assert "mt: " in text and "300 tokens in" in text
     assert "en" in run(

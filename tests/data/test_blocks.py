@@ -57,7 +57,7 @@ def test_sentences():
 
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
 def test_tokens_of_sentences_are_those_of_the_running_text(algorithm):
-    tokenizer = train_tokenizer([TEXT] * 5, kind=algorithm, vocab_size=330)
+    tokenizer = train_tokenizer([TEXT] * 5, model_type=algorithm, vocab_size=330)
     running = tokenizer.encode(
         " ".join(TEXT.replace("!  ", "! ").split()), add_special_tokens=False
     )

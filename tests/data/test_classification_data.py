@@ -26,7 +26,7 @@ def folder(request, tmp_path):
     if request.param == "minilm":
         return minilm_folder()
     texts = [text for pair in PAIRS for text in pair]
-    save_tokenizer(train_tokenizer(texts, kind=request.param, vocab_size=280), tmp_path)
+    save_tokenizer(train_tokenizer(texts, model_type=request.param, vocab_size=280), tmp_path)
     return tmp_path
 
 

@@ -53,7 +53,7 @@ def test_a_seed_gives_one_vocabulary_in_every_process(algorithm):
         "from fastenc.data import sample_lines, train_tokenizer\n"
         "from tests.helpers.languages import DOCUMENTS\n"
         "lines = [line for own in sample_lines(DOCUMENTS, seed=1).values() for line in own]\n"
-        f"print(train_tokenizer(lines, kind={algorithm!r}, vocab_size=290, lowercase=False).to_str())"
+        f"print(train_tokenizer(lines, model_type={algorithm!r}, vocab_size=290, lowercase=False).to_str())"
     )
     texts = {
         subprocess.run(
@@ -103,7 +103,7 @@ def test_small_languages_get_more_of_the_vocabulary_with_smaller_alpha():
     per_word = {}
     for alpha in (1.0, 0.3):
         lines = [x for own in sample_lines(DOCUMENTS, alpha=alpha).values() for x in own]
-        tokenizer = train_tokenizer(lines, kind="bpe", vocab_size=310)
+        tokenizer = train_tokenizer(lines, model_type="bpe", vocab_size=310)
         per_word[alpha] = measure_fertility(tokenizer, DOCUMENTS["mt"]).tokens_per_word
     assert per_word[0.3] < per_word[1.0]
 

@@ -39,7 +39,7 @@ def tokenizers(request, tmp_path_factory):
     if request.param == "minilm":
         return load_tokenizer(minilm_folder()), AutoTokenizer.from_pretrained(minilm_folder())
     texts = [" ".join(words) for words in SENTENCES]
-    ours = train_tokenizer(texts, kind=request.param, vocab_size=300)
+    ours = train_tokenizer(texts, model_type=request.param, vocab_size=300)
     folder = tmp_path_factory.mktemp(request.param)
     save_tokenizer(ours, folder)
     if request.param == "bpe":

@@ -16,7 +16,7 @@ TEXTS = [
 @pytest.mark.parametrize("lowercase", [None, True, False])
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
 def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, algorithm, lowercase):
-    tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=lowercase)
+    tokenizer = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320, lowercase=lowercase)
     assert tokenizer.get_vocab_size() <= 320
     save_tokenizer(tokenizer, tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -46,14 +46,14 @@ def test_trained_tokenizers_load_in_transformers_with_the_same_ids(tmp_path, alg
 
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
 def test_lowercase_also_strips_accents(algorithm):
-    tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=True)
+    tokenizer = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320, lowercase=True)
     assert tokenizer.encode("FÜCHSE Springen").ids == tokenizer.encode("fuchse springen").ids
-    cased = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320, lowercase=False)
+    cased = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320, lowercase=False)
     assert cased.encode("Füchse").ids != cased.encode("fuchse").ids
 
 
 def test_t5s_tokenizer_loads_in_transformers(tmp_path):
-    tokenizer = train_tokenizer(TEXTS, kind="t5", vocab_size=220)
+    tokenizer = train_tokenizer(TEXTS, model_type="t5", vocab_size=220)
     save_tokenizer(tokenizer, tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     texts = ["The lazy fox", "a <extra_id_0> dog<extra_id_99> [X]", ""]
@@ -69,12 +69,12 @@ def test_t5s_tokenizer_loads_in_transformers(tmp_path):
     with pytest.raises(ValueError, match=r"must have T5's sentinels <extra_id_0>, .* got none"):
         sentinel_ids(load_tokenizer(minilm_folder()))
     with pytest.raises(ValueError, match="vocab_size must hold the 106 special tokens"):
-        train_tokenizer(TEXTS, kind="t5", vocab_size=100)
+        train_tokenizer(TEXTS, model_type="t5", vocab_size=100)
 
 
 def test_line_breaks_separate_words():
     for algorithm in ("wordpiece", "unigram"):
-        tokenizer = train_tokenizer(TEXTS, kind=algorithm, vocab_size=320)
+        tokenizer = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320)
         assert tokenizer.encode("the\nlazy  dog\n").ids == tokenizer.encode("the lazy dog").ids
 
 
@@ -107,9 +107,9 @@ def test_texts_that_can_be_read_again_are_never_held_together(algorithm):
             return map(Watched, TEXTS * 50)
 
     Watched.most = 0
-    trained = train_tokenizer(Texts(), kind=algorithm, vocab_size=320)
+    trained = train_tokenizer(Texts(), model_type=algorithm, vocab_size=320)
     assert 0 < Watched.most < 1000 < len(TEXTS * 50)
-    listed = train_tokenizer(iter(TEXTS * 50), kind=algorithm, vocab_size=320)
+    listed = train_tokenizer(iter(TEXTS * 50), model_type=algorithm, vocab_size=320)
     assert algorithm == "unigram" or trained.to_str() == listed.to_str()
 
 
@@ -121,7 +121,7 @@ def test_errors_of_the_texts_are_their_own(algorithm):
             raise ValueError("x.txt, line 9: not UTF-8")
 
     with pytest.raises(ValueError, match=r"^x\.txt, line 9"):
-        train_tokenizer(Texts(), kind=algorithm, vocab_size=320)
+        train_tokenizer(Texts(), model_type=algorithm, vocab_size=320)
 
 
 def test_real_tokenizer_keeps_its_ids(tmp_path):

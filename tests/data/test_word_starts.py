@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from fastenc.data import full_sentence_blocks, read_texts, train_tokenizer
-from fastenc.data.tokenizer_training import KINDS
+from fastenc.data.tokenizer_training import MODEL_TYPES
 from fastenc.data.word_starts import MAX_WORD_TOKENS, UNSPACED, WordStarts
 from fastenc.objectives import MlmCollator, SpanCollator
 from fastenc.objectives.mlm import special_mask
 
 # Not T5's vocabulary, which has no mask token.
-EVERY_ALGORITHM = pytest.mark.parametrize("algorithm", [name for name in KINDS if name != "t5"])
+EVERY_ALGORITHM = pytest.mark.parametrize(
+    "algorithm", [name for name in MODEL_TYPES if name != "t5"]
+)
 # (first letter, letters, marks that follow a letter)
 SCRIPTS = {
     "Han": (0x4E00, 400, ""),
@@ -64,7 +66,9 @@ def test_every_block_of_unspaced_text_is_masked(script, algorithm):
     texts = unspaced_texts(script)
     if algorithm == "wordpiece":  # a word of more than 100 characters would be unknown
         texts = [" ".join(text[i : i + 90] for i in range(0, len(text), 90)) for text in texts]
-    check_masks(texts, train_tokenizer(texts, kind=algorithm, vocab_size=900, show_progress=False))
+    check_masks(
+        texts, train_tokenizer(texts, model_type=algorithm, vocab_size=900, show_progress=False)
+    )
 
 
 @EVERY_ALGORITHM
@@ -72,7 +76,9 @@ def test_every_block_of_unspaced_text_is_masked(script, algorithm):
 def test_every_block_of_real_text_is_masked(data_dir, language, algorithm):
     part = "train" if language == "ja" else "valid"
     texts = read_texts(data_dir / f"multilingual_text/{language}.{part}.txt.gz")[:200]
-    check_masks(texts, train_tokenizer(texts, kind=algorithm, vocab_size=3000, show_progress=False))
+    check_masks(
+        texts, train_tokenizer(texts, model_type=algorithm, vocab_size=3000, show_progress=False)
+    )
 
 
 def word_begins(text, index):
@@ -96,7 +102,7 @@ def test_words_are_those_of_the_characters(algorithm):
         "An internationally unbelievable story; Straße, भारत में हिन्दी",
     ]
     size = {"wordpiece": 160, "bpe": 300, "unigram": 160}[algorithm]
-    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=size, lowercase=False)
+    tokenizer = train_tokenizer(texts, model_type=algorithm, vocab_size=size, lowercase=False)
     starts, split = WordStarts(tokenizer, special_mask(tokenizer)), 0
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=False)

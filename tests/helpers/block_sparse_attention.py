@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
         starts = torch.tensor([0, *map(len, rows)]).cumsum(0).int()
         return BlockPlan(*(x.to(self.qkv.device) for x in (starts, columns, counts)))
 
-    def call(self) -> dict:
+    def arguments(self) -> dict:
         """The arguments of the public function."""
         return {
             "qkv": self.qkv,

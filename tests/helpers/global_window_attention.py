@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
         leaves = [x.detach().to(device, dtype).requires_grad_() for x in self.leaves()]
         return Inputs(*leaves, self.global_tokens.to(device), *self[4:])
 
-    def call(self) -> dict:
+    def arguments(self) -> dict:
         """The arguments of the public function."""
         return {
             "qkv": self.qkv,

@@ -16,7 +16,9 @@ pytestmark = [needs_cpp, pytest.mark.filterwarnings("error:fastenc:UserWarning")
 def fused(monkeypatch):
     """The calls of fused layers."""
     calls, run = [], live_encoder.run_layer
-    monkeypatch.setattr(live_encoder, "run_layer", lambda call: calls.append(call) or run(call))
+    monkeypatch.setattr(
+        live_encoder, "run_layer", lambda layer_call: calls.append(layer_call) or run(layer_call)
+    )
     return calls
 
 

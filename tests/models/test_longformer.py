@@ -51,25 +51,30 @@ def test_states_and_gradients_with_global_tokens(windows, dtype, tmp_path):
     }
     models = {"plain": theirs, "exact": exact, "loaded": loaded}
     states, grads = {}, {}
-    for name, call in calls.items():
+    for name, compute in calls.items():
         owner = models.get(name, patched)
         owner.zero_grad()
         with torch.no_grad():  # another way of running the layer
-            states[f"{name}, inference"] = call()
-        states[name] = call()
+            states[f"{name}, inference"] = compute()
+        states[name] = compute()
         (states[name] * weight.to(states[name])).sum().backward()
         grads[name] = gradients(owner)
     largest = max(float(each.norm()) for each in grads["exact"].values())
     floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
-    for name, found in states.items():
+    for name, result in states.items():
         if not name.startswith(("plain", "exact")):
             within(
-                found.detach(), states["plain"].detach(), states["exact"].detach(), 0.0, name, dtype
+                result.detach(),
+                states["plain"].detach(),
+                states["exact"].detach(),
+                0.0,
+                name,
+                dtype,
             )
     for name in ("loaded", "patched"):
         assert len([key for key in grads[name] if "_global" in key]) == 2 * 2 * 3
-        for key, found in grads[name].items():
-            within(found, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
+        for key, result in grads[name].items():
+            within(result, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -100,8 +105,8 @@ def test_every_way_of_training_has_the_same_results_and_dropout(dtype, monkeypat
     for name in list(states)[2:]:
         three = (states[each].detach() for each in (name, "plain", "exact"))
         within(*three, 0.0, name, dtype)
-        for key, found in grads[name].items():
-            within(found, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
+        for key, result in grads[name].items():
+            within(result, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
 
 
 def test_folding_is_chosen_where_it_multiplies_less():
@@ -125,8 +130,8 @@ def test_the_question_is_global(tmp_path):
         scores = theirs(**padded)
         by_patch = fastenc.patch(copy.deepcopy(theirs))(**padded)
     expected = torch.stack([scores.start_logits, scores.end_logits], -1)[mask]
-    found = ours(packed(padded), torch.tensor([[6, 7], [12, 20], [0, 0]])).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    logits = ours(packed(padded), torch.tensor([[6, 7], [12, 20], [0, 0]])).logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(by_patch.start_logits[mask], expected[:, 0], rtol=0, atol=2e-5)
     # Without a separator, the first token alone is global.
     batch = pack_sequences([[0, 7, 8], [0, 7, 2, 2, 9, 2]])

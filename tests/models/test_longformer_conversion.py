@@ -36,9 +36,9 @@ def test_transformers_longformer_has_robertas_results(family, task, tmp_path):
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
         expected = theirs(**batch)[0]
-        found = longer(**batch, global_attention_mask=chosen)[0]
+        ours = longer(**batch, global_attention_mask=chosen)[0]
     real = (lambda x: x) if task == "ForSequenceClassification" else (lambda x: x[mask])
-    close(real(found), real(expected), atol=1e-5)
+    close(real(ours), real(expected), atol=1e-5)
     first = theirs.config.pad_token_id + 1
     table = longer.base_model.embeddings.position_embeddings.weight
     before = theirs.base_model.embeddings.position_embeddings.weight
@@ -85,7 +85,7 @@ def test_a_converted_model_learns_from_long_documents(data_dir, tmp_path):
     reviews = [row for pair in zip(*of_each, strict=True) for row in pair]
     save(model("roberta", vocab_size=600), tmp_path / "a")
     texts = [row["text"] for row in reviews]
-    tokenizer = train_tokenizer(texts, kind="bpe", vocab_size=600, show_progress=False)
+    tokenizer = train_tokenizer(texts, model_type="bpe", vocab_size=600, show_progress=False)
     save_tokenizer(tokenizer, tmp_path / "a")
     long = ("--max-positions", "1500", "--attention-window", "32")
     run("lengthen", tmp_path / "a", "-o", tmp_path / "b", *long)

@@ -47,10 +47,10 @@ def test_predictions_and_gradients_are_the_formulas(tmp_path):
     batch, table = padded_batch("deberta-v2"), table.requires_grad_()
     packed = pack(batch["input_ids"], batch["attention_mask"])
     ours = MaskedLM.from_pretrained(tmp_path, mask_decoder=True)
-    found, expected = ours(packed).logits, decoded(theirs, table, batch)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=3e-5)
+    logits, expected = ours(packed).logits, decoded(theirs, table, batch)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=3e-5)
     upstream = torch.randn_like(expected)
-    found.backward(upstream)
+    logits.backward(upstream)
     expected.backward(upstream)
     layer, own = theirs.deberta.encoder.layer[-1].attention.self, ours.encoder.layers[-1]
     of_queries = own.qkv.weight.grad[:32]
@@ -93,8 +93,8 @@ def test_with_its_own_input_as_queries_it_is_the_layer(family, tmp_path):
         encoder(pack(batch["input_ids"], batch["attention_mask"]), visit_input=keep)
         x, inputs = calls[-1]
         weights = encoder.layers[-1].weights()
-        call = LayerCall(LayerState(x, x), inputs, weights, encoder.stack.layers[-1])
-        torch.testing.assert_close(run_with_queries(call, x), run_single_ops(call).x)
+        layer_call = LayerCall(LayerState(x, x), inputs, weights, encoder.stack.layers[-1])
+        torch.testing.assert_close(run_with_queries(layer_call, x), run_single_ops(layer_call).x)
 
 
 def test_what_has_no_decoder_says_so(tmp_path):

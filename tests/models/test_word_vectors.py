@@ -43,7 +43,9 @@ def encoder_of(family, folder):
     layers = {"n_layers": 4} if family == "distilbert" else {"num_hidden_layers": 4}
     algorithm = ALGORITHMS.get(family, "unigram")
     texts = ["the dog sees a cat", "rivers sleep", "un believ able in com prehens ible"]
-    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=300 if algorithm == "bpe" else 60)
+    tokenizer = train_tokenizer(
+        texts, model_type=algorithm, vocab_size=300 if algorithm == "bpe" else 60
+    )
     theirs = model(
         family, **layers, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64
     )

@@ -100,7 +100,9 @@ def test_inputs_are_not_changed():
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
 def test_whole_words_are_selected_together(algorithm):
     texts = ["internationalisation of unbelievable extraordinariness"] * 30 + ["a bc def"] * 5
-    tokenizer = train_tokenizer(texts, kind=algorithm, vocab_size=300 if algorithm == "bpe" else 45)
+    tokenizer = train_tokenizer(
+        texts, model_type=algorithm, vocab_size=300 if algorithm == "bpe" else 45
+    )
     encoding = tokenizer.encode(" ".join(["unbelievable", "international", "of"] * 400))
     labels = MlmCollator(tokenizer, whole_word=True)([encoding.ids], 0)["labels"]
     assert len(encoding.ids) > 2000, "the words must have several tokens each"
@@ -119,7 +121,7 @@ def test_whole_words_are_selected_together(algorithm):
 
 def test_words_of_a_byte_level_vocabulary_that_holds_number_signs():
     # RoBERTa's vocabulary also holds the piece "##", which there continues no word.
-    tokenizer = train_tokenizer(["## heading ## word"] * 9, kind="bpe", vocab_size=280)
+    tokenizer = train_tokenizer(["## heading ## word"] * 9, model_type="bpe", vocab_size=280)
     assert "##" in tokenizer.get_vocab()
     encoding = tokenizer.encode(" unseen" * 300, add_special_tokens=False)
     assert len(encoding.ids) > 600, "the word must have several tokens"

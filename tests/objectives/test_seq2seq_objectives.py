@@ -15,8 +15,8 @@ from fastenc.train import NewModel, ObjectiveOptions, TrainConfig, objective_tra
 from tests.helpers.training_run import documents, small_model, tokenizer_of, word_tokenizer
 
 TEXTS = [text.replace("\n", ". ").capitalize() + "." for text in documents(120)]
-T5 = train_tokenizer(TEXTS, kind="t5", vocab_size=160, show_progress=False)
-BPE = train_tokenizer(TEXTS, kind="bpe", vocab_size=300, show_progress=False)
+T5 = train_tokenizer(TEXTS, model_type="t5", vocab_size=160, show_progress=False)
+BPE = train_tokenizer(TEXTS, model_type="bpe", vocab_size=300, show_progress=False)
 NOISE = {"permute_sentences": False, "infilling": 0.0}
 
 

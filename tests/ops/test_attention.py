@@ -53,12 +53,12 @@ def test_grouped_queries_keep_the_budget(impl, dtype, key_heads, request):
     results = []
     for x, name in ((qkv, impl), (qkv, "reference"), (exact_qkv, "reference")):
         plain_call = (x, offsets_of(lengths), 70)
-        call = {**options, "num_key_heads": key_heads}
+        named = {**options, "num_key_heads": key_heads}
         if name == "reference":
             q, k, v = x.split((heads, key_heads, key_heads), 1)
             k, v = (each.repeat_interleave(heads // key_heads, 1) for each in (k, v))
-            plain_call, call = (torch.stack([q, k, v], 1), *plain_call[1:]), options
-        out = attention(*plain_call, **call, impl=name)
+            plain_call, named = (torch.stack([q, k, v], 1), *plain_call[1:]), options
+        out = attention(*plain_call, **named, impl=name)
         inputs = (x, options["relative_bias"])
         results.append((out, *torch.autograd.grad(out, inputs, dout.to(out.dtype))))
     for index, values in enumerate(zip(*results, strict=True)):

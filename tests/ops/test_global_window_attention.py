@@ -20,7 +20,7 @@ def check(inputs, impl):
     results = [
         (out, *gradients(out, given, dout))
         for out, given in (
-            (global_window_attention(**inputs.call(), impl=impl), inputs),
+            (global_window_attention(**inputs.arguments(), impl=impl), inputs),
             (plain(inputs), inputs),
             (plain(exact), exact),
         )
@@ -52,7 +52,7 @@ def test_every_instruction_set_keeps_the_budget(instruction_set, dtype):
 def test_without_global_tokens_it_is_attention_with_the_same_dropout(impl):
     inputs, state = inputs_of((5, 60, 17), 3, 32, chosen=[]), torch.tensor([3, 4])
     options = {"dropout_p": 0.3, "rng_state": state}
-    ours = global_window_attention(**inputs.call(), **options, impl=impl)
+    ours = global_window_attention(**inputs.arguments(), **options, impl=impl)
     window = {"window_size": inputs.window}
     theirs = attention(inputs.qkv, offsets_of(inputs.lengths), 60, **options, **window)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -64,7 +64,7 @@ def test_dropout_and_its_gradients_are_the_references():
     dout, results = torch.randn(152, 3, 32), []
     for impl in ("cpp", "reference"):
         options = {"dropout_p": 0.3, "rng_state": state, "softmax_scale": 0.2, "impl": impl}
-        out = global_window_attention(**inputs.call(), **options)
+        out = global_window_attention(**inputs.arguments(), **options)
         results.append((out, *gradients(out, inputs, dout)))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
@@ -77,7 +77,7 @@ def test_nothing_depends_on_the_number_of_threads():
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         torch.manual_seed(1)
-        out = global_window_attention(**inputs.call(), dropout_p=0.1)
+        out = global_window_attention(**inputs.arguments(), dropout_p=0.1)
         results.append((out, *gradients(out, inputs, dout)))
     torch.set_num_threads(before)
     for other in results[1:]:
@@ -85,16 +85,16 @@ def test_nothing_depends_on_the_number_of_threads():
 
 
 def test_nan_stays_in_its_sequence_and_no_tokens_are_none(instruction_set):
-    call = inputs_of((3, 20, 3), 2, 16, chosen=[0, 5, 23]).call()
-    qkv = call["qkv"].detach().clone()
+    named = inputs_of((3, 20, 3), 2, 16, chosen=[0, 5, 23]).arguments()
+    qkv = named["qkv"].detach().clone()
     qkv[10, 1, 0] = float("nan")  # a key of the second sequence's first head
-    out = global_window_attention(**call | {"qkv": qkv}, impl="cpp")
+    out = global_window_attention(**named | {"qkv": qkv}, impl="cpp")
     assert out[10, 0].isnan().all() and out[:, 1].isfinite().all()
     # Four tokens away it is in no window, and the global token has other keys.
     assert out[:6].isfinite().all() and out[15:].isfinite().all()
     for lengths in ((), (0, 0)):
         inputs = inputs_of(lengths, 2, 16)
-        out = global_window_attention(**inputs.call())
+        out = global_window_attention(**inputs.arguments())
         grads = gradients(out, inputs, torch.zeros(0, 2, 16))
         assert [x.shape for x in grads] == [x.shape for x in inputs.leaves()]
 
@@ -113,8 +113,11 @@ def test_registration_passes_opcheck_and_compiles():
     torch.library.opcheck(ops.global_window_merge_bwd.default, (dout, *results, torch.zeros(13)))
     compiled = torch.compile(global_window_attention, backend="aot_eager", fullgraph=True)
     pairs = [
-        (found, *gradients(found, inputs, dout))
-        for found in (compiled(**inputs.call()), global_window_attention(**inputs.call()))
+        (result, *gradients(result, inputs, dout))
+        for result in (
+            compiled(**inputs.arguments()),
+            global_window_attention(**inputs.arguments()),
+        )
     ]
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other)
@@ -126,7 +129,7 @@ def test_long_sequences_keep_no_square_of_the_length():
     resource = pytest.importorskip("resource")
     inputs = inputs_of((12000,), 1, 16, (32, 32), chosen=[0, 7])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    global_window_attention(**inputs.call()).sum().backward()
+    global_window_attention(**inputs.arguments()).sum().backward()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KB
 
 
@@ -148,6 +151,6 @@ def test_long_sequences_keep_no_square_of_the_length():
     ids=str,
 )
 def test_errors(change, message):
-    call = inputs_of((3, 3), 2, 16, chosen=[0, 3]).call()
+    named = inputs_of((3, 3), 2, 16, chosen=[0, 3]).arguments()
     with pytest.raises(ValueError, match=message):
-        global_window_attention(**call | change)
+        global_window_attention(**named | change)

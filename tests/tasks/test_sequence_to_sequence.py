@@ -21,31 +21,31 @@ ROWS = [(f"the {colour} {thing}", COLOURS[colour]) for thing in ("car", "hat", "
         for colour in COLOURS] * 6  # fmt: skip
 
 
-def tokenizer_of(kind: str) -> TokenizerLike:
+def tokenizer_of(model_type: str) -> TokenizerLike:
     texts = [" ".join(row) for row in ROWS] + ["sentence: number: 0.0 1.2 2.4 3.6 5"]
-    size = 140 if kind == "t5" else 300
-    return train_tokenizer(texts, kind=kind, vocab_size=size, show_progress=False)
+    size = 140 if model_type == "t5" else 300
+    return train_tokenizer(texts, model_type=model_type, vocab_size=size, show_progress=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Small models with random weights, and tables."""
     folder = tmp_path_factory.mktemp("seq2seq")
-    for kind, objective in (("t5", "span-corruption"), ("bpe", "denoise")):
+    for model_type, objective in (("t5", "span-corruption"), ("bpe", "denoise")):
         new = NewModel(layers=1, hidden=32, dropout=0.0)
-        model = new.make(ObjectiveOptions(objective, block_size=64), tokenizer_of(kind))
-        model.save_pretrained(folder / kind)
+        model = new.make(ObjectiveOptions(objective, block_size=64), tokenizer_of(model_type))
+        model.save_pretrained(folder / model_type)
     table = "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in ROWS)
     (folder / "rows.tsv").write_text(table)
     return folder
 
 
-@pytest.mark.parametrize(("kind", "lr"), [("t5", 1e-2), ("bpe", 2e-3)])
-def test_from_a_table_to_predictions(kind, lr, folder, tmp_path):
+@pytest.mark.parametrize(("model_type", "lr"), [("t5", 1e-2), ("bpe", 2e-3)])
+def test_from_a_table_to_predictions(model_type, lr, folder, tmp_path):
     data, out = folder / "rows.tsv", tmp_path / "run"
     options = ("--task", "seq2seq", "--prefix", "colour: ", "--max-target-length", 8)
     steps = ("--max-steps", 150, "--batch-size", 12, "--lr", lr, "--eval-every", 150)
-    printed = run("finetune", folder / kind, data, "--dev", data, "-o", out, *options, *steps)
+    printed = run("finetune", folder / model_type, data, "--dev", data, "-o", out, *options, *steps)
     assert "exact_match 1" in printed, printed
     metrics = run("evaluate", out, data, "--report", tmp_path / "report")
     assert "chrf (of 100) 100" in metrics and "mistakes.jsonl in" in metrics

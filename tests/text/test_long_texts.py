@@ -49,7 +49,7 @@ def test_truncation_is_transformers(tokenizer_name, truncation, tmp_path):
     texts = ["a much longer text of many, many words that goes on", "short", ""]
     folder = minilm_folder() if tokenizer_name == "minilm" else tmp_path
     if tokenizer_name != "minilm":
-        save_tokenizer(train_tokenizer(texts, kind=tokenizer_name, vocab_size=280), folder)
+        save_tokenizer(train_tokenizer(texts, model_type=tokenizer_name, vocab_size=280), folder)
     theirs = AutoTokenizer.from_pretrained(folder)
     theirs.truncation_side = "left" if truncation == "tail" else "right"
     for max_length in (5, 9, 64):

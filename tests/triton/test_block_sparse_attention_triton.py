@@ -11,7 +11,7 @@ from tests.helpers.block_sparse_attention import inputs_of, plain
 def results(target, inputs, dout):
     """The output and the gradient, on the CPU."""
     moved = inputs.to(inputs.qkv.dtype, target.device)
-    out = block_sparse_attention(**moved.call(), impl=target.impl)
+    out = block_sparse_attention(**moved.arguments(), impl=target.impl)
     return [x.cpu() for x in (out, *torch.autograd.grad(out, moved.qkv, dout.to(out)))]
 
 

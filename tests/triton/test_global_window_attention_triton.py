@@ -15,7 +15,7 @@ def gradients(out, inputs, dout):
 def results(target, inputs, dout, **options):
     """The output and every gradient, on the CPU."""
     moved = inputs.to(inputs.qkv.dtype, target.device)
-    out = global_window_attention(**moved.call(), impl=target.impl, **options)
+    out = global_window_attention(**moved.arguments(), impl=target.impl, **options)
     return [x.cpu() for x in (out, *gradients(out, moved, dout))]
 
 
@@ -25,9 +25,9 @@ def test_values_and_gradients_keep_the_budget(triton_target, chosen):
         lengths = (3, 0, 20)
         inputs = inputs_of(lengths, 1, 24, (6, 3), chosen, dtype=dtype)
         dout = torch.randn(sum(lengths), 1, 24)
-        found, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
+        ours, exact = results(triton_target, inputs, dout), inputs.to(torch.float64)
         peers = [(out := plain(x), *gradients(out, x, dout)) for x in (inputs, exact)]
-        for number, values in enumerate(zip(found, *peers, strict=True)):
+        for number, values in enumerate(zip(ours, *peers, strict=True)):
             assert_within_budget(*values, f"result {number}")
 
 
@@ -38,11 +38,13 @@ def test_deterministic_gradients_with_the_references_dropout(triton_target):
     on_device = {**options, "rng_state": state.to(triton_target.device)}
     torch.use_deterministic_algorithms(True)
     try:
-        found, again = (results(triton_target, inputs, dout, **on_device) for _ in range(2))
+        first, again = (results(triton_target, inputs, dout, **on_device) for _ in range(2))
     finally:
         torch.use_deterministic_algorithms(False)
-    out = global_window_attention(**inputs.call(), **options, rng_state=state, impl="reference")
+    out = global_window_attention(
+        **inputs.arguments(), **options, rng_state=state, impl="reference"
+    )
     expected = (out, *gradients(out, inputs, dout))
-    for ours, same, theirs in zip(found, again, expected, strict=True):
+    for ours, same, theirs in zip(first, again, expected, strict=True):
         assert torch.equal(ours, same)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)

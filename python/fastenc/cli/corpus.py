@@ -39,7 +39,7 @@ class Tokenizer(Command):
 
     Examples:
     fastenc tokenizer wiki.txt.gz -o tokenizer
-    fastenc tokenizer --language en=en.txt.gz --language mt=maltese/ --kind unigram -o tokenizer
+    fastenc tokenizer --language en=en.txt.gz --language mt=maltese/ --model-type unigram -o tokenizer
     """
 
     texts: tuple[str, ...] = argument(TEXTS, default=())
@@ -47,9 +47,9 @@ class Tokenizer(Command):
     language: tuple[str, ...] = option((), LANGUAGE)
     text: str | None = option(None, COLUMN, "-t")
     quoting: str | None = option(None, QUOTING)
-    kind: str = option(
+    model_type: str = option(
         "wordpiece",
-        "Kind of tokenizer: wordpiece, bpe (byte-level), unigram or t5 (a unigram with T5's sentinels).",
+        "Model of the tokenizer: wordpiece, bpe (byte-level), unigram or t5 (a unigram with T5's sentinels).",
     )
     vocab_size: int = option(16000, "Vocabulary size.")
     lowercase: bool | None = option(
@@ -80,7 +80,7 @@ class Tokenizer(Command):
         else:
             lines = documents[""]
         trained = train_tokenizer(
-            lines, kind=self.kind, vocab_size=self.vocab_size, lowercase=lowercase
+            lines, model_type=self.model_type, vocab_size=self.vocab_size, lowercase=lowercase
         )
         save_tokenizer(trained, self.output)
         print(f"{trained.get_vocab_size()} tokens in {self.output}")

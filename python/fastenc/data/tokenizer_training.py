@@ -9,7 +9,7 @@ from typing import Any
 from fastenc._base.extras import require
 from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, SENTINEL, TokenizerLike
 
-KINDS = ("wordpiece", "bpe", "unigram", "t5")
+MODEL_TYPES = ("wordpiece", "bpe", "unigram", "t5")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids
 T5_ORDER = ("<pad>", "</s>", "<unk>")
 SENTINELS = 100  # of T5
@@ -21,7 +21,7 @@ T5_LAST = [*MODES, *(SENTINEL.format(number) for number in reversed(range(SENTIN
 def train_tokenizer(
     texts: Iterable[str],
     *,
-    kind: str = "wordpiece",
+    model_type: str = "wordpiece",
     vocab_size: int = 30522,
     lowercase: bool | None = None,
     show_progress: bool | None = None,
@@ -30,8 +30,8 @@ def train_tokenizer(
 
     Args:
         texts: read up to three times and not kept in memory. An iterator can be read only once, so its texts are kept.
-        kind: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa and BART), "unigram" (XLM-R) or "t5" (a Unigram whose texts
-            end with </s>, with 100 sentinels and the mode tokens of UL2 as its last ids).
+        model_type: "wordpiece" (BERT), "bpe" (byte-level, RoBERTa and BART), "unigram" (XLM-R) or "t5" (a Unigram whose
+            texts end with </s>, with 100 sentinels and the mode tokens of UL2 as its last ids).
         vocab_size: largest number of tokens, special tokens included. WordPiece keeps at most an eighth of it (at
             least 1000) for characters, the most frequent ones, so that rare scripts do not displace words.
         lowercase: lower-case the texts and strip accents; None: for WordPiece only.
@@ -40,14 +40,16 @@ def train_tokenizer(
     Numerics: the same texts give exactly the same WordPiece or BPE tokenizer. The order in which the library sums
         Unigram's probabilities varies. So scores may differ by rounding, and of pieces with almost equal scores another
         one may be kept.
-    Raises: ValueError for an unknown kind, if all texts are empty, or for a ``vocab_size`` too small for the special
-        tokens and the characters of the texts.
+    Raises: ValueError for an unknown model type, if all texts are empty, or for a ``vocab_size`` too small for the
+        special tokens and the characters of the texts.
     Source: Sennrich et al. 2016, arXiv:1508.07909 (BPE); Kudo 2018, arXiv:1804.10959 (Unigram);
         Wu et al. 2016, arXiv:1609.08144 (WordPiece); Raffel et al. 2019, arXiv:1910.10683 (T5's sentinels); Tay et al.
         2022, arXiv:2205.05131 (the modes).
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}: give one of them")
+    if model_type not in MODEL_TYPES:
+        raise ValueError(
+            f"model_type must be one of {MODEL_TYPES}, got {model_type!r}: give one of them"
+        )
     if isinstance(texts, Iterator):
         texts = list(texts)
     if not any(text.strip() for text in texts):
@@ -55,7 +57,7 @@ def train_tokenizer(
             "a tokenizer needs texts to learn from, got none that is not empty: give texts with words"
         )
     library = require("tokenizers", extra="models")
-    lowercase = kind == "wordpiece" if lowercase is None else lowercase
+    lowercase = model_type == "wordpiece" if lowercase is None else lowercase
     show = sys.stderr.isatty() if show_progress is None else show_progress
     builders: dict[str, Callable[..., tuple[Any, Any]]] = {
         "wordpiece": _wordpiece,
@@ -63,8 +65,8 @@ def train_tokenizer(
         "unigram": partial(_unigram, special=ROBERTA_ORDER),
         "t5": partial(_unigram, special=T5_ORDER),
     }
-    last = T5_LAST if kind == "t5" else []
-    number = len(T5_ORDER) + len(last) if kind == "t5" else len(BERT_TOKENS)
+    last = T5_LAST if model_type == "t5" else []
+    number = len(T5_ORDER) + len(last) if model_type == "t5" else len(BERT_TOKENS)
     too_small = (
         f"vocab_size must hold the {number} special tokens and every character of the texts, got {vocab_size}: give "
         "more"
@@ -72,7 +74,7 @@ def train_tokenizer(
     if vocab_size <= number:
         raise ValueError(too_small)
     options = dict(vocab_size=vocab_size - len(last), show_progress=show)
-    tokenizer, trainer = builders[kind](library, lowercase, texts, **options)
+    tokenizer, trainer = builders[model_type](library, lowercase, texts, **options)
     try:
         length = len(texts) if isinstance(texts, Sized) else None
         tokenizer.train_from_iterator(texts, trainer, length=length)
@@ -85,9 +87,9 @@ def train_tokenizer(
     tokenizer.add_special_tokens(last)
     if tokenizer.get_vocab_size() > vocab_size:
         raise ValueError(f"{too_small} (at least {tokenizer.get_vocab_size()})")
-    if kind == "wordpiece":
+    if model_type == "wordpiece":
         tokenizer = _only_special(library, tokenizer, BERT_TOKENS)
-    if kind == "t5":
+    if model_type == "t5":
         end = T5_ORDER[1]
         tokenizer.post_processor = library.processors.TemplateProcessing(
             single=f"$A {end}",
@@ -95,7 +97,9 @@ def train_tokenizer(
             special_tokens=[(end, tokenizer.token_to_id(end))],
         )
     else:
-        _add_template(library, tokenizer, BERT_TOKENS if kind == "wordpiece" else ROBERTA_TOKENS)
+        _add_template(
+            library, tokenizer, BERT_TOKENS if model_type == "wordpiece" else ROBERTA_TOKENS
+        )
     return tokenizer
 
 

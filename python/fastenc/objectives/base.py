@@ -48,7 +48,7 @@ class Objective:
         collator: function of (tokenizer, examples, seed, **options) that returns the collator. ``examples`` are all
             examples of the data set. For an encoder-decoder it also takes ``start_id``, the decoder's first token.
         family: architecture family of a model with random weights.
-        tokenizer: kind of the tokenizer that is trained for such a model, of ``fastenc.data.tokenizer_training.KINDS``.
+        tokenizer: the tokenizer that is trained for such a model, of ``fastenc.data.tokenizer_training.MODEL_TYPES``.
         options: names of the fields of ``ObjectiveOptions`` that the collator takes. Of "replacement", it also takes
             ``unigram_counts``.
         text_length: function of (number of tokens that a sequence has room for, **options) that returns the largest

@@ -93,7 +93,7 @@ class SpanCorruptionCollator(Seq2SeqCollator):
             if number is None:
                 raise ValueError(
                     f"the tokenizer must have the tokens of the modes {', '.join(self.modes)}, got none for {mode}: "
-                    "add it with add_special_tokens, or train a tokenizer with kind t5"
+                    "add it with add_special_tokens, or train a tokenizer with model_type t5"
                 )
 
     def corrupt(self, text: Sequence[int], rng: Random) -> tuple[list[int], list[int]]:

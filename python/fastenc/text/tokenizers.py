@@ -215,7 +215,7 @@ def sentinel_ids(tokenizer: TokenizerLike) -> list[int]:
     if not ids:
         raise ValueError(
             f"the tokenizer must have T5's sentinels {SENTINEL.format(0)}, {SENTINEL.format(1)}, …, got none: take a "
-            "tokenizer of T5, or train one with kind t5"
+            "tokenizer of T5, or train one with model_type t5"
         )
     return ids
 

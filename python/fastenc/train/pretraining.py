@@ -14,7 +14,7 @@ from fastenc.data import TokenStore, train_tokenizer
 from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import ALPHA
 from fastenc.data.store import HELD_OUT_ONE_IN, MANIFEST, file_checksum
-from fastenc.data.tokenizer_training import KINDS
+from fastenc.data.tokenizer_training import MODEL_TYPES
 from fastenc.models import EncoderConfig, Seq2Seq
 from fastenc.models.architectures import ARCHITECTURES, architecture_named
 from fastenc.models.pretrained import PretrainedModel
@@ -194,7 +194,7 @@ class NewModel:
 
     tokenizer: str | None = option(
         None,
-        f"Kind of tokenizer to train ({', '.join(KINDS)}), or a folder with a tokenizer.json. A store already has a "
+        f"Tokenizer to train ({', '.join(MODEL_TYPES)}), or a folder with a tokenizer.json. A store already has a "
         "tokenizer. Default: t5 for span-corruption and ul2, bpe for denoise, else wordpiece.",
     )
     vocab_size: int = option(16000, "Vocabulary size of the tokenizer that is trained.")
@@ -267,12 +267,12 @@ class NewModel:
         self, documents: Sequence[str], objective: Objective = OBJECTIVES["mlm"]
     ) -> TokenizerLike:
         """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
-        kind = self.tokenizer or objective.tokenizer
-        if kind not in KINDS:
-            return load_tokenizer(kind)
+        tokenizer = self.tokenizer or objective.tokenizer
+        if tokenizer not in MODEL_TYPES:
+            return load_tokenizer(tokenizer)
         # Only the main process trains it, because Unigram's training is not deterministic.
         trained = lambda: train_tokenizer(
-            documents, kind=kind, vocab_size=self.vocab_size, lowercase=self.lowercase
+            documents, model_type=tokenizer, vocab_size=self.vocab_size, lowercase=self.lowercase
         ).to_str()
         return require("tokenizers", extra="models").Tokenizer.from_str(on_main_process(trained))
 
