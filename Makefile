@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel wheel-check wheel-try wheel-aarch64 transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try wheel-aarch64 transformers-suite clean setup
 setup: .stamps/deps .stamps/build
 
 # One core installs what the project needs while the other compiles.
@@ -68,8 +68,12 @@ wheel: setup
 	$(BIN)/python -m build --sdist --no-isolation --outdir dist
 	PIP_DISABLE_PIP_VERSION_CHECK=1 release/build.sh $(PYTHONS)
 
+# The source distribution, and from it the wheel without compiled code.
+wheel-pure:
+	FASTENC_BUILD=0 $(PYTHON) -m build --no-isolation --outdir dist
+
 wheel-check:
-	PYTHON=$(BIN)/python release/check.sh
+	PYTHON=$(PYTHON) release/check.sh
 
 # The kernels for AArch64, cross-compiled and run under qemu.
 wheel-aarch64:

@@ -47,18 +47,23 @@ def build_id():
     return f"{version[1]}+{hashlib.sha256(Path('csrc/build.h').read_bytes()).hexdigest()[:8]}"
 
 
-def flags():
-    """Compiler and linker options of the library and of the module."""
+def flags(*roots):
+    """Options of every compiler, of the C++ compiler and of the linker.
+
+    Args:
+        roots: other folders of sources. Error texts name a source without them and without this folder.
+    """
     # Python's own flags often have -g, which makes the extension ten times as large. CFLAGS=-g keeps the symbols.
     symbols = any(flag.startswith("-g") for flag in os.environ.get("CFLAGS", "").split())
     common = ["-O3", "-std=c++20"]
+    paths = [f"-ffile-prefix-map={os.path.abspath(root)}/=" for root in (".", *roots)]
     link = ["-Wl,--as-needed", *["-Wl,-s"] * (not symbols)] if sys.platform == "linux" else []
-    return common, [*common, *["-g0"] * (not symbols), "-fvisibility=hidden"], link
+    return common, [*paths, *["-g0"] * (not symbols), "-fvisibility=hidden"], link
 
 
 def library(cpp, cuda):
     """The ops, in one shared library without Python."""
-    common, cxx, link = flags()
+    common, cxx, link = flags(Path(cpp.__file__).parents[2])  # torch's headers
     folders = ["*.cpp", "cpu/*.cpp"] + ["cuda/*.cu"] * bool(cuda)
     speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     # 2.11 is the oldest torch whose stable ABI the sources may use.
@@ -69,8 +74,8 @@ def library(cpp, cuda):
         include_dirs=[os.path.abspath("csrc")],
         define_macros=[*macros, ("FASTENC_BUILD_ID", f'"{build_id()}"')],
         extra_compile_args={
-            "cxx": [*cxx, *speed],
-            "nvcc": [*common, "-Xcompiler=-fvisibility=hidden"],
+            "cxx": [*common, *cxx, *speed],
+            "nvcc": [*common, *(f"-Xcompiler={flag}" for flag in cxx)],
         },
         extra_link_args=link,
         py_limited_api=True,  # torch then leaves out its own library for Python
@@ -79,7 +84,7 @@ def library(cpp, cuda):
 
 def module(pybind11):
     """What is not an op, for one Python version; linked with the library that lies beside it."""
-    _, cxx, link = flags()
+    common, cxx, link = flags()
     origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     return Extension(
         "fastenc._C",
@@ -87,7 +92,7 @@ def module(pybind11):
         include_dirs=[os.path.abspath("csrc"), pybind11],
         define_macros=[("FASTENC_BUILD_ID", f'"{build_id()}"')],
         libraries=["fastenc"],
-        extra_compile_args=cxx,
+        extra_compile_args=[*common, *cxx],
         extra_link_args=[*link, f"-Wl,-rpath,{origin}"],
         language="c++",
     )

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the files in dist/: the tag's symbols, size, symbols stripped, no library of others inside, metadata.
+# Checks the files in dist/: the tag's symbols, size, symbols stripped, no library of others inside, no path of
+# the build in errors, metadata.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -35,6 +36,8 @@ for wheel in dist/*.whl; do
       esac
     done
     ! readelf -S "$file" | grep -q '\.symtab\|\.debug' || fail "$name: $library is not stripped"
+    paths=$(LC_ALL=C grep -aoE '[^[:alnum:]_.]/[[:alnum:]_./-]+\.(cpp|h)' "$file" | tr -d '\0' | sort -u | head -3 || true)
+    [[ -z $paths ]] || fail "$name: the errors of $library name files of the machine that built it: $paths"
   done
   "$WORK/venv/bin/auditwheel" show "$wheel" >"$WORK/$name.txt"
   # auditwheel names the oldest tag that the symbols allow.

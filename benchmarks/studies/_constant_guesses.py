@@ -24,7 +24,7 @@ def constant_guesses(
     """{term: loss of the guess}, over the collator's examples.
 
         mlm, sbo: mean of -log((count + 1) / (sum of counts + number of tokens that occur)) of the tokens to predict
-        target: the same, where special tokens of the target are known (0)
+        target: the same, where which special token comes is known, but not when: their share has its entropy
         pair: entropy of the share of wrong pairs
         rtd: entropy of the share of tokens that the present generator replaces, among those that are ever masked; the
             guess knows the others, which count in the mean
@@ -35,12 +35,16 @@ def constant_guesses(
     """
     kinds = counts.count_nonzero()
     surprise = ((counts.sum() + kinds) / (counts + 1.0)).log()
+    special = None
     if isinstance(model, Seq2Seq):
-        surprise[special_mask(model.own_tokenizer())] = 0
-    tokens, spans, wrong, maskable, replaced, goals, states = ([] for _ in range(7))
+        special = special_mask(model.own_tokenizer())
+        surprise[special] = 0
+    tokens, of_special, spans, wrong, maskable, replaced, goals, states = ([] for _ in range(8))
     for example in examples:
         labels = example["labels"]
         tokens.append(surprise[labels[labels != IGNORED]])
+        if special is not None:
+            of_special.append(special[labels[labels != IGNORED]])
         if "spans" in example:
             spans.append(surprise[labels[example["spans"][:, 0]]])
         if "pair_labels" in example:
@@ -57,7 +61,7 @@ def constant_guesses(
             states.append(F.normalize(hidden, dim=1))
     guesses = {"mlm": torch.cat(tokens).mean().item()}
     if isinstance(model, Seq2Seq):
-        return {"target": guesses["mlm"]}
+        return {"target": guesses["mlm"] + entropy(torch.cat(of_special))}
     if spans:
         guesses["sbo"] = torch.cat(spans).mean().item()
     if wrong:

@@ -5,7 +5,7 @@ python -m benchmarks.studies.train_objectives [OBJECTIVE ...] [--steps N] [--pee
 
 fastenc's objective_trainer trains a BERT of 2 layers, 128 wide, with 4,000 word pieces. "mlm+sop" starts from the
 encoder that "mlm" trained, and "distill" trains a student of 1 layer from it. "span-corruption" and "ul2" train a T5,
-and "denoise" a BART, of 2 + 2 layers with the same word pieces and T5's sentinels. So small a model does not learn
+and "denoise" a BART, of 2 + 2 layers with 2,000 word pieces and T5's sentinels. So small a model does not learn
 "mlm+nsp" and "electra" in this time, so these start from the encoder of MiniLM (6 layers, 384 wide). No model has
 dropout. The peer is transformers, or plain PyTorch on its encoder: the same initial weights, batches and AdamW in a
 plain loop, for fewer steps of the same schedule. Each term of the loss is measured on held-out articles, and compared
@@ -44,7 +44,7 @@ from fastenc.train.log import read_log
 from fastenc.train.optimizer import build_optimizer, lr_factor
 
 RESULT, OURS, GUESS = "train_objectives", "fastenc", "constant guess"
-VOCABULARY, LAYERS, STUDENT_LAYERS, WIDTH, BATCH = 4000, 2, 1, 128, 32
+LAYERS, STUDENT_LAYERS, WIDTH, BATCH = 2, 1, 128, 32
 EVALUATIONS = 10  # of each run
 Curves = dict[str, list[tuple[int, float]]]  # of each term: (step, held-out loss)
 
@@ -57,6 +57,7 @@ class Study:
         peer_steps: how many of the ``steps`` the peer makes.
         held_out: number of articles.
         start: "random" weights, or the encoder that "mlm" trained, or that of "MiniLM".
+        vocabulary: number of word pieces of a model with random weights.
     """
 
     steps: int
@@ -65,6 +66,7 @@ class Study:
     block_size: int = 64
     held_out: int = 100
     start: str = "random"
+    vocabulary: int = 4000
 
 
 STUDIES = {
@@ -74,9 +76,9 @@ STUDIES = {
     "span": Study(1200, 120, learning_rate=1e-3, start="mlm"),
     "electra": Study(100, 10, learning_rate=3e-4, held_out=30, start="MiniLM"),
     "distill": Study(1000, 100),
-    "span-corruption": Study(1000, 100, held_out=30),
-    "ul2": Study(1000, 100, held_out=30),
-    "denoise": Study(700, 70, held_out=30),
+    "span-corruption": Study(1500, 500, held_out=30, vocabulary=2000),
+    "ul2": Study(1500, 500, held_out=30, vocabulary=2000),
+    "denoise": Study(1500, 500, learning_rate=2e-3, held_out=30, vocabulary=2000),
 }
 
 
@@ -95,10 +97,11 @@ class Run:
             start = minilm_folder() if study.start == "MiniLM" else folder / study.start
             model = with_new_head(start, options.definition)
         else:
-            if not (folder / "tokenizer.json").exists():
-                save_tokenizer(train_tokenizer(documents, vocab_size=VOCABULARY), folder)
+            pieces = folder / f"{study.vocabulary} pieces"
+            if not (pieces / "tokenizer.json").exists():
+                save_tokenizer(train_tokenizer(documents, vocab_size=study.vocabulary), pieces)
             new = NewModel(layers=LAYERS, hidden=WIDTH, dropout=0.0)
-            tokenizer = load_tokenizer(folder)
+            tokenizer = load_tokenizer(pieces)
             if options.definition.has_decoder:
                 tokenizer.add_special_tokens(T5_LAST)
             model = new.make(options, tokenizer)

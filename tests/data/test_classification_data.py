@@ -21,7 +21,7 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["minilm", "bpe", "unigram"])
+@pytest.fixture(params=["minilm", "bpe", "unigram", "t5"])
 def folder(request, tmp_path):
     if request.param == "minilm":
         return minilm_folder()

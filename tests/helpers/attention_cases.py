@@ -94,6 +94,8 @@ CASES = {
     "cross": Case((1, 0, 65, 20, 5), (70, 4, 20, 0, 129)),
     "cross, window, alibi": Case((70, 3, 5), (9, 80, 0), window=(3, 10), alibi=True),
     "cross, relative, key bias": Case((70, 3, 5, 2), (9, 140, 0, 2), relative=30, key_bias=True),
+    # T5's decoder: whole targets, and one token with a cache
+    "causal, relative": Case((70, 1), (70, 66), window=(-1, 0), relative=16),
     "cross without keys": Case((4, 2), (0, 0), relative=3, key_bias=True),
 }
 

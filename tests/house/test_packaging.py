@@ -2,11 +2,13 @@
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,31 +80,74 @@ def source_modules(root):
     return names | {f"fastenc/kernels/{path.name}" for path in (root / "kernels").glob("*.py")}
 
 
-def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
+@pytest.fixture(scope="module")
+def sdist(checkout, tmp_path_factory):
+    """The unpacked source distribution."""
     tuned = checkout / "kernels" / "tuned" / "sm_00.json"
     tuned.parent.mkdir(exist_ok=True)
     tuned.write_text('{"entries": []}')
-    setup = checkout / "setup.py"
-    flags = setup.read_text(encoding="utf-8")
-    assert flags.count('"-O3"') == 1
-    # Optimisation would take most of the test's time and does not change which files the wheel holds.
-    setup.write_text(flags.replace('"-O3"', '"-O0"'), encoding="utf-8")
-    build(checkout, tmp_path, "--wheel")
-    (wheel,) = tmp_path.glob("*.whl")
+    target = tmp_path_factory.mktemp("sdist")
+    build(checkout, target, "--sdist", FASTENC_BUILD="0")
+    with tarfile.open(next(target.glob("*.tar.gz"))) as archive:
+        archive.extractall(target, filter="data")
+    return next(path for path in target.iterdir() if path.is_dir())
+
+
+def test_sdist_holds_what_a_build_needs(checkout, sdist):
+    names = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*")}
+    wanted = {
+        path.relative_to(checkout).as_posix()
+        for folder in ("csrc", "kernels", "python")
+        for path in (checkout / folder).rglob("*")
+        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py", ".toml", ".json"}
+        and path.parent.name != "demo"
+    }
+    assert wanted <= names
+    assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted
+    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= names
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """Built from the source distribution, without the ops and without optimisation: both would take minutes."""
+    for path in (path for path in (sdist / "csrc").rglob("*.c*") if path.suffix in {".cpp", ".cu"}):
+        if path.name not in {"build.cpp", "isa.cpp", "module.cpp"}:
+            path.unlink()
+    setup = (sdist / "setup.py").read_text(encoding="utf-8")
+    assert setup.count('"-O3"') == 1
+    (sdist / "setup.py").write_text(setup.replace('"-O3"', '"-O0"'), encoding="utf-8")
+    target = tmp_path_factory.mktemp("wheel")
+    build(sdist, target, "--wheel", FASTENC_BUILD="1", FASTENC_CUDA="0")
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    return fresh_environment(tmp_path_factory.mktemp("environment"), wheel)
+
+
+def test_wheel_holds_every_module_and_the_extension(sdist, wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert source_modules(checkout) <= names
+    assert source_modules(sdist) <= names
     assert not [name for name in names if name.startswith("fastenc/demo")]
     assert "fastenc/kernels/tuned/sm_00.json" in names
-    recipes = (checkout / "python/fastenc/train/recipes").glob("*.toml")
+    recipes = (sdist / "python/fastenc/train/recipes").glob("*.toml")
     shipped = {f"fastenc/train/recipes/{path.name}" for path in recipes}
     assert len(shipped) >= 7 and shipped <= names
     assert len([name for name in names if name.startswith("fastenc/_C.")]) == 1
-    assert "fastenc/libfastenc.so" in names
+    assert f"fastenc/{compiled.LIBRARY}" in names
     assert not [
         name for name in names if name.startswith(("tests", "benchmarks", "kernels/", "csrc"))
     ]
-    python, site = fresh_environment(tmp_path / "environment", wheel)
+
+
+@needs_cpp
+def test_an_installed_wheel_runs_an_op_of_its_library(environment, tmp_path):
+    python, site = environment
+    ops = Path(fastenc.__file__).with_name(compiled.LIBRARY)
+    assert str(ROOT).encode() not in ops.read_bytes(), "error texts name the folder of the build"
+    shutil.copy(ops, site / "fastenc")
     code = (
         "import torch, fastenc, fastenc.kernels\n"
         f"assert fastenc.__file__.startswith({str(site)!r}), fastenc.__file__\n"
@@ -112,41 +157,47 @@ def test_wheel_holds_every_module_and_the_extension(checkout, tmp_path):
     run("-c", code, cwd=tmp_path, python=python)
 
 
-def test_sdist_holds_what_a_build_needs(checkout, tmp_path):
-    build(checkout, tmp_path, "--sdist", FASTENC_BUILD="0")
-    (sdist,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {
-        path.relative_to(checkout).as_posix()
-        for folder in ("csrc", "kernels", "python")
-        for path in (checkout / folder).rglob("*")
-        if path.suffix in {".cpp", ".h", ".inc", ".cu", ".cuh", ".py", ".toml"}
-        and path.parent.name != "demo"
-    }
-    assert wanted <= names
-    assert {"csrc/cuda/masked_cross_entropy.cu", "csrc/cuda/vector.cuh"} <= wanted
-    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= names
-
-
-def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(checkout):
-    if torch.version.cuda:
-        pytest.skip("this torch has CUDA")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build_ext"],
-        cwd=checkout,
-        env={**os.environ, "FASTENC_CUDA": "1"},
-        capture_output=True,
-        text=True,
+def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(
+    environment, tmp_path
+):
+    python, site = environment
+    for path in ((site / "fastenc").glob(pattern) for pattern in ("_C.*", "libfastenc.*")):
+        next(path).unlink()
+    code = (
+        "import torch, fastenc\n"
+        "x = torch.randn(3, 8, requires_grad=True)\n"
+        "y = fastenc.ops.layer_norm(fastenc.ops.bias_gelu(x))\n"
+        "y.sum().backward()\n"
+        "torch.testing.assert_close(y, torch.nn.functional.layer_norm(torch.nn.functional.gelu(x), (8,)))\n"
+        "try: fastenc.ops.layer_norm(x, impl='cpp')\n"
+        "except ValueError as error: assert 'not available' in str(error)\n"
+        "else: raise SystemExit('fell back')\n"
     )
-    assert done.returncode != 0
-    assert "FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME" in done.stderr
+    done = run("-c", code, cwd=tmp_path, python=python)
+    assert done.stderr.count("compiled extension is not available") == 1
+
+
+def read_setup(monkeypatch):
+    """The names that setup.py defines."""
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setenv("FASTENC_BUILD", "0")
+    monkeypatch.chdir(ROOT)
+    return runpy.run_path("setup.py")
+
+
+def test_the_pure_package_compiles_nothing(monkeypatch):
+    assert read_setup(monkeypatch)["extension"]() == {}
+
+
+def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setenv("FASTENC_CUDA", "1")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(SystemExit, match="FASTENC_CUDA=1 needs a torch with CUDA and a CUDA_HOME"):
+        read_setup(monkeypatch)["cuda_targets"](torch, "/usr/local/cuda")
 
 
 def test_an_nvcc_that_is_a_script_elsewhere_does_not_hide_cuda(tmp_path, monkeypatch):
-    monkeypatch.setattr("setuptools.setup", lambda **_: None)
-    monkeypatch.setenv("FASTENC_BUILD", "0")
-    name_cuda_home = runpy.run_path(str(ROOT / "setup.py"))["name_cuda_home"]
+    name_cuda_home = read_setup(monkeypatch)["name_cuda_home"]
     script, usual = tmp_path / "bin" / "nvcc", tmp_path / "cuda"
     for path in (script, usual / "include" / "cuda.h"):
         path.parent.mkdir(parents=True)
@@ -212,25 +263,3 @@ def test_a_library_and_a_module_that_do_not_belong_together_are_refused(
         monkeypatch.setattr(owner, name, other)
     with pytest.raises(ImportError, match=message + r"(.|\n)*build_ext --inplace"):
         compiled.load()
-
-
-def test_without_the_extension_everything_takes_the_reference_path_and_says_so_once(
-    checkout, tmp_path
-):
-    build(checkout, tmp_path, "--wheel", FASTENC_BUILD="0")
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        assert not [name for name in archive.namelist() if name.startswith("fastenc/_C")]
-    python, _ = fresh_environment(tmp_path / "environment", wheel)
-    code = (
-        "import torch, fastenc\n"
-        "x = torch.randn(3, 8, requires_grad=True)\n"
-        "y = fastenc.ops.layer_norm(fastenc.ops.bias_gelu(x))\n"
-        "y.sum().backward()\n"
-        "torch.testing.assert_close(y, torch.nn.functional.layer_norm(torch.nn.functional.gelu(x), (8,)))\n"
-        "try: fastenc.ops.layer_norm(x, impl='cpp')\n"
-        "except ValueError as error: assert 'not available' in str(error)\n"
-        "else: raise SystemExit('fell back')\n"
-    )
-    done = run("-c", code, cwd=tmp_path, python=python)
-    assert done.stderr.count("compiled extension is not available") == 1

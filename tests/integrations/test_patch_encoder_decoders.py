@@ -49,6 +49,33 @@ def test_training_and_generate_are_the_models_own(family, loss_only):
     assert torch.equal(fused(**batch).logits, own(**batch).logits)
 
 
+@pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
+def test_peft_on_every_linear_layer_is_fused(family):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(
+        r=2, target_modules="all-linear", init_lora_weights=False, task_type="SEQ_2_SEQ_LM"
+    )
+    torch.manual_seed(0)
+    own = peft.get_peft_model(whole(family, **NO_DROPOUT), settings).train()
+    with torch.no_grad():
+        for name, parameter in own.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(0.1)  # PEFT's are so large that float32 loses three digits
+    fused = copy.deepcopy(own)
+    fastenc.patch(fused.get_base_model())
+    batch, _ = both_batches(family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = [model(**batch).loss for model in (own, fused)]
+        for loss in losses:
+            loss.backward()
+    close(*losses)
+    theirs = gradients(own)
+    assert any("EncDecAttention" in name or "encoder_attn" in name for name in theirs)
+    for name, gradient in gradients(fused).items():
+        close(gradient, theirs[name], atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "head"),
     [

@@ -91,8 +91,10 @@ def test_what_is_written_is_what_was_read(family, tmp_path):
         {},
         {"num_beams": 3, "length_penalty": -1.0},
         {"num_beams": 4, "early_stopping": True, "length_penalty": 0.5, "forced_bos_token_id": 7},
+        {"no_repeat_ngram_size": 2, "min_new_tokens": 5, "max_new_tokens": 20},
+        {"num_beams": 2, "no_repeat_ngram_size": 1, "min_new_tokens": 3},
     ],
-    ids=["greedy", "beams", "options"],
+    ids=["greedy", "beams", "options", "greedy without repetition", "beams without repetition"],
 )
 def test_generated_tokens_are_transformers(family, options, tmp_path):
     theirs = whole(family)
@@ -109,8 +111,83 @@ def test_generated_tokens_are_transformers(family, options, tmp_path):
     rows = [row[1:] for row in theirs.generate(**padded, **shared, do_sample=False).tolist()]
     rows = [row[: row.index(eos) + 1] if eos in row else row for row in rows]
     assert ours.generate_ids(batch, **shared) == rows
-    if options:
+    if options and "no_repeat_ngram_size" not in options:
         assert {len(row) for row in rows} != {12}
+
+
+def test_generation_config_gives_the_defaults_and_is_saved(tmp_path):
+    theirs = whole("bart")
+    settings = {"num_beams": 3, "max_length": 9, "min_length": 4, "no_repeat_ngram_size": 2}
+    settings |= {"early_stopping": True, "length_penalty": 2.0, "forced_bos_token_id": 7}
+    theirs.generation_config.update(**settings, decoder_start_token_id=4, forced_eos_token_id=3)
+    padded, (batch, *_) = both_batches("bart")
+    del padded["labels"]
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path / "a"))
+
+    def rows(**options):
+        ids = theirs.generate(**padded, **options, do_sample=False)[:, 1:].tolist()
+        ends = ((row.index(2) + 1 if 2 in row else len(row)) for row in ids)
+        return [
+            [token for token in row[:end] if token != 1] for row, end in zip(ids, ends, strict=True)
+        ]
+
+    expected = rows()
+    assert ours.generate_ids(batch) == expected
+    assert {row[0] for row in expected} == {7}
+    assert {row[-1] for row in expected} == {3}
+    assert ours.generate_ids(batch, max_new_tokens=11, num_beams=1) == rows(
+        max_new_tokens=11, num_beams=1, early_stopping=False, length_penalty=1.0
+    )
+    ours.save_pretrained(tmp_path / "b")
+    again = type(theirs).from_pretrained(tmp_path / "b").generation_config
+    assert again.to_diff_dict() == theirs.generation_config.to_diff_dict()
+    for name, value, message in (
+        ("repetition_penalty", 1.3, "repetition_penalty must not be set"),
+        ("early_stopping", "never", "early_stopping must be true or false, got 'never'"),
+    ):
+        ours.generation_config[name] = value
+        with pytest.raises(ValueError, match=f"generation_config.json: {message}"):
+            ours.generate_ids(batch)
+        del ours.generation_config[name]
+
+
+@pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bfloat16"])
+def test_loss_and_gradients_in_bfloat16(family, autocast, tmp_path):
+    """At most twice as far from float32 as transformers', and a rounding step; all gradients are one vector, because
+    the error of a single small one is chance."""
+    theirs = whole(family, **NO_DROPOUT).train()
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path)).train()
+    padded, packed = both_batches(family)
+    names = {
+        key: several[0] for key, several in ours.family_names(True).items() if len(several) == 1
+    }
+
+    def results(model, loss, parameters):
+        model.zero_grad()
+        loss = loss()
+        loss.backward()
+        gradients = [p.grad.float().flatten() for p in parameters.values()]
+        return loss.detach(), torch.cat(gradients)
+
+    def both():
+        of_theirs = dict(theirs.named_parameters(remove_duplicate=False))
+        of_ours = dict(ours.named_parameters())
+        kept = [name for name in names if name in of_ours]
+        pairs = (
+            (ours, lambda: ours(*packed).loss, {name: of_ours[name] for name in kept}),
+            (theirs, lambda: theirs(**padded).loss, {n: of_theirs[names[n]] for n in kept}),
+        )
+        return [results(*pair) for pair in pairs]
+
+    _, truth = both()
+    if not autocast:
+        ours, theirs = ours.bfloat16(), theirs.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mine, peers = both()
+    far = lambda value, true: (value.float() - true).norm() / true.norm()
+    for value, peer, true in zip(mine, peers, truth, strict=True):
+        assert far(value, true) <= 2 * far(peer, true) + 2**-8
 
 
 @pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])

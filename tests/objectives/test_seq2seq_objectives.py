@@ -186,6 +186,11 @@ def test_bad_input_is_named(tmp_path):
     bert = small_model("mlm", tokenizer_of("ul2"))
     with pytest.raises(ValueError, match="span-corruption trains a Seq2Seq, got a MaskedLM"):
         objective_trainer(spans(block_size=32), bert, TEXTS, TrainConfig(str(tmp_path / "run")))
+    t5 = small_model("span-corruption", tokenizer_of("ul2"))
+    with pytest.raises(ValueError, match=r"graph=True records steps .* got a Seq2Seq"):
+        objective_trainer(
+            spans(block_size=32), t5, TEXTS, TrainConfig(str(tmp_path / "graph"), graph=True)
+        )
     bart = small_model("denoise", BPE)
     with pytest.raises(ValueError, match="block_size must be at most 64, the model's number of"):
         objective_trainer(

@@ -319,8 +319,9 @@ def test_window_and_biases_keep_the_budget(triton_target, name):
         Case((5, 70), (70, 140), window=(60, 3)),
         Case((5, 70), relative=10, key_bias=True),
         Case((70, 5), (3, 70), relative=10),
+        CASES["causal, relative"],
     ],
-    ids=["window", "relative", "cross, relative"],
+    ids=["window", "relative", "cross, relative", "causal, relative"],
 )
 def test_dropout_with_window_and_biases_is_the_references(triton_target, case):
     inputs = inputs_of(case, 2, 32, device=triton_target.device)

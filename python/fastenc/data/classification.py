@@ -68,8 +68,7 @@ def encode_texts(
     copy.no_truncation()
     if pairs:
         copy.enable_truncation(max_length, strategy="longest_first")
-    empty = copy.encode("")
-    special = [i for i, alone in zip(empty.ids, empty.special_tokens_mask, strict=True) if alone]
+    before, after = _around_text(copy)
     known: Sequence[Any] = [None] * len(texts) if labels is None else labels
     examples: list[ClassificationExample] = []
     starts = range(0, len(texts), TEXTS_AT_ONCE)
@@ -80,12 +79,20 @@ def encode_texts(
             if pairs:
                 examples.append(ClassificationExample(encoding.ids, encoding.type_ids, label))
                 continue
-            # One special token comes before the text, the others after it.
-            chunks = [[*special[:1], *c, *special[1:]] for c in long_texts.cut(encoding.ids, room)]
+            chunks = [[*before, *chunk, *after] for chunk in long_texts.cut(encoding.ids, room)]
             ids = [*chain.from_iterable(chunks)]
             lengths = None if long_texts.chunks is None else [len(chunk) for chunk in chunks]
             examples.append(ClassificationExample(ids, [0] * len(ids), label, lengths))
     return examples
+
+
+def _around_text(tokenizer: TokenizerLike) -> tuple[list[int], list[int]]:
+    """The special tokens before a text ([CLS]; T5: none) and after it."""
+    encoding = tokenizer.encode("a")
+    mask = encoding.special_tokens_mask
+    begin = mask.index(0) if 0 in mask else min(1, len(mask))
+    end = len(mask) - mask[::-1].index(0) if 0 in mask else begin
+    return list(encoding.ids[:begin]), list(encoding.ids[end:])
 
 
 def encode_labelled(

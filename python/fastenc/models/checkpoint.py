@@ -20,6 +20,7 @@ HUB_FILES = [
     "*.safetensors",
     INDEX,
     ADAPTER_CONFIG,
+    "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
     "vocab.txt",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.models.decoder import Decoder
@@ -30,6 +31,9 @@ class SearchOptions:
         start: the decoder's first token.
         ends: the tokens that end a target.
         forced: place in the target → the token that is taken there.
+        min_new_tokens: the least tokens of a target; before them it does not end.
+        no_repeat_ngram_size: no sequence of so many tokens, the start token among them, occurs twice in a target; 0:
+            any may.
     """
 
     max_new_tokens: int
@@ -39,6 +43,8 @@ class SearchOptions:
     start: int
     ends: tuple[int, ...]
     forced: dict[int, int] = field(default_factory=dict)
+    min_new_tokens: int = 0
+    no_repeat_ngram_size: int = 0
 
 
 class EncoderDecoder(Protocol):
@@ -93,13 +99,33 @@ def _decoding(model: EncoderDecoder, batch: PackedBatch) -> Step:
     return step
 
 
-def _next_scores(logits: Tensor, place: int, options: SearchOptions) -> Tensor:
-    """Log-probabilities of the next token, float32; of a forced token 0, and of all others -inf."""
-    scores = torch.log_softmax(logits.float(), -1)
+def _allowed(scores: Tensor, targets: Tensor, options: SearchOptions) -> Tensor:
+    """The scores (rows, vocabulary) of the next token; -inf for a token that must not follow, and 0 for a forced one.
+
+    Args: targets: (rows, tokens), the targets so far without the start token. ``scores`` may be overwritten.
+    """
+    place = targets.shape[1]
     if place in options.forced:
         scores = torch.full_like(scores, -torch.inf)
         scores[:, options.forced[place]] = 0
+        return scores
+    if place < options.min_new_tokens:
+        scores[:, list(options.ends)] = -torch.inf
+    if options.no_repeat_ngram_size:
+        tokens = F.pad(targets, (1, 0), value=options.start)
+        rows, words = _repeating(tokens, options.no_repeat_ngram_size)
+        scores[rows, words] = -torch.inf
     return scores
+
+
+def _repeating(tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Rows and tokens that would end a sequence of ``size`` tokens that the row already has. tokens: (rows, so far)."""
+    if tokens.shape[1] < size:
+        return tokens.new_empty(0), tokens.new_empty(0)
+    earlier = tokens.unfold(1, size, 1)
+    last = tokens[:, tokens.shape[1] - size + 1 :]
+    rows, places = (earlier[:, :, :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
+    return rows, earlier[rows, places, -1]
 
 
 def _greedy(step: Step, batch: PackedBatch, options: SearchOptions) -> list[list[int]]:
@@ -107,14 +133,14 @@ def _greedy(step: Step, batch: PackedBatch, options: SearchOptions) -> list[list
     tokens = torch.full((batch.num_sequences,), options.start, device=device)
     ends = torch.tensor(options.ends, dtype=torch.long, device=device)
     finished = torch.zeros_like(tokens, dtype=torch.bool)
-    columns = []
-    for place in range(options.max_new_tokens):
-        tokens = _next_scores(step(None, tokens), place, options).argmax(-1)
-        columns.append(tokens)
+    targets = tokens.new_empty(batch.num_sequences, 0)
+    for _ in range(options.max_new_tokens):
+        tokens = _allowed(step(None, tokens).float(), targets, options).argmax(-1)
+        targets = torch.cat([targets, tokens[:, None]], 1)
         finished |= torch.isin(tokens, ends)
         if finished.all():
             break
-    return [_until_end(row, options.ends) for row in torch.stack(columns, 1).tolist()]
+    return [_until_end(row, options.ends) for row in targets.tolist()]
 
 
 def _until_end(row: list[int], ends: Sequence[int]) -> list[int]:
@@ -158,7 +184,8 @@ def _beams(step: Step, batch: PackedBatch, options: SearchOptions) -> list[list[
     candidates = max(2, 1 + len(options.ends)) * beams
     for place in range(options.max_new_tokens):
         width = scores.shape[1]
-        following = _next_scores(step(chosen, tokens), place, options)
+        following = torch.log_softmax(step(chosen, tokens).float(), -1)
+        following = _allowed(following, targets.flatten(0, 1), options)
         vocabulary = following.shape[-1]
         total = following.view(sources, width, vocabulary) + scores[:, :, None]
         # In float32 as they are, so that ties are broken as transformers breaks them.

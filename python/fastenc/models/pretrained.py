@@ -283,20 +283,23 @@ class PretrainedModel(nn.Module):
             self.init_weights(module, name)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
-        """Initialise one module: weights normally distributed (the architecture gives the standard deviation for the
-        module's name), biases 0, norms 1."""
+        """Initialise one module: weights normally distributed (the architecture gives the standard deviations for the
+        module's name), biases 0, norms 1 or the architecture's factor."""
+        architecture = self.config.architecture
         if isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d):
-            architecture = self.config.architecture
-            std = architecture.initial_std(self.config, name.rpartition(".")[2])
+            stds = architecture.initial_stds(self.config, name)
             cutoff = architecture.initial_cutoff(self.config)
-            if cutoff is None:
-                nn.init.normal_(module.weight, std=std)
-            else:
-                nn.init.trunc_normal_(module.weight, std=std, a=-cutoff * std, b=cutoff * std)
+            for std, part in zip(
+                stds, self.parts(f"{name}.weight", module.weight.detach(), len(stds)), strict=True
+            ):
+                if cutoff is None:
+                    nn.init.normal_(part, std=std)
+                else:
+                    nn.init.trunc_normal_(part, std=std, a=-cutoff * std, b=cutoff * std)
         elif isinstance(module, OffsetRMSNorm):
             nn.init.zeros_(module.weight)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            nn.init.ones_(module.weight)
+            nn.init.constant_(module.weight, architecture.initial_norm(self.config))
         elif isinstance(module, ScalarMix):
             module.reset_parameters()
         bias = getattr(module, "bias", None)

@@ -294,21 +294,24 @@ def attend_to_cache(
     Returns: as queries.
     """
     sequences = inputs.cu_seqlens.shape[0] - 1
-    of_all = cache.append(keys_values.unflatten(0, (sequences, -1)))
-    keys, values = of_all.flatten(0, 1).unbind(1)
-    offsets = torch.arange(sequences + 1, dtype=torch.int32, device=queries.device) * cache.length
-    return cross_attention(
-        queries,
+    keys, values = cache.append(keys_values.unflatten(0, (sequences, -1)))
+    # As all sequences are equally long, the op takes their heads for those of one sequence.
+    of_one = queries.unflatten(0, (sequences, -1)).transpose(0, 1).flatten(1, 2)
+    ends = torch.arange(2, dtype=torch.int32, device=queries.device)
+    bias = inputs.relative_bias
+    attended = cross_attention(
+        of_one,
         keys,
         values,
-        inputs.cu_seqlens,
-        offsets,
-        inputs.max_seqlen,
+        ends * of_one.shape[0],
+        ends * cache.length,
+        of_one.shape[0],
         cache.length,
         softmax_scale=spec.scale,
         window_size=spec.window,
-        relative_bias=inputs.relative_bias,
+        relative_bias=None if bias is None else bias.repeat(sequences, 1),
     )
+    return attended.unflatten(1, (sequences, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def project_positions(

@@ -2,33 +2,50 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, cat
+import torch
+from torch import Tensor
+
+FIRST_ROOM = 16  # tokens for which the first call makes room
 
 
 class LayerCache:
-    """Keys and values of one layer: of the target's tokens so far, and of the source's tokens.
+    """Keys and values of one layer: of the target's tokens so far, and of the source's tokens. For calls without
+    gradients.
 
     All sequences of a batch have the same number of tokens. A sequence of the source may have several targets, which
     follow each other in the batch (the beams of a search).
 
+    A token's keys are written behind those of the token before it, and nothing that is there is copied: the memory is
+    (2, room, sequences, num_heads, head_dim), and the room doubles when it is full.
+
     Attributes:
-        own: (sequences, tokens, 2, num_heads, head_dim), or None before the first token.
+        length: the number of tokens of each sequence so far.
         source: (source_tokens, 2 * num_heads * head_dim), or None before the first token.
     """
 
     def __init__(self) -> None:
-        self.own: Tensor | None = None
+        self.length = 0
         self.source: Tensor | None = None
+        self._memory: Tensor | None = None
+        self._spare: Tensor | None = None  # as _memory: what select() writes to
 
-    @property
-    def length(self) -> int:
-        """The number of tokens of each sequence so far."""
-        return 0 if self.own is None else self.own.shape[1]
+    def append(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values (sequences, new_tokens, 2, num_heads, head_dim).
 
-    def append(self, keys_values: Tensor) -> Tensor:
-        """Add the keys and values (sequences, new_tokens, 2, num_heads, head_dim); returns those of all tokens."""
-        self.own = keys_values if self.own is None else cat([self.own, keys_values], 1)
-        return self.own
+        Returns: keys and values of all tokens, each a view (tokens, sequences * num_heads, head_dim).
+        """
+        new = keys_values.permute(2, 1, 0, 3, 4)
+        length, end = self.length, self.length + new.shape[1]
+        memory = self._memory
+        if memory is None or memory.shape[1] < end:
+            larger = new.new_empty(2, max(2 * length, end, FIRST_ROOM), *new.shape[2:])
+            if memory is not None:
+                larger[:, :length] = memory[:, :length]
+            memory = self._memory = larger
+        memory[:, length:end] = new
+        self.length = end
+        keys, values = memory[:, :end].flatten(2, 3)
+        return keys, values
 
     def of_source(self, compute: Callable[[], Tensor]) -> Tensor:
         """The source's keys and values, which the first call computes."""
@@ -38,5 +55,13 @@ class LayerCache:
 
     def select(self, sequences: Tensor) -> None:
         """Keep the target sequences with these indices, in this order."""
-        if self.own is not None:
-            self.own = self.own.index_select(0, sequences)
+        if self._memory is None:
+            return
+        shape = list(self._memory.shape)
+        shape[2] = len(sequences)
+        if self._spare is None or list(self._spare.shape) != shape:
+            self._spare = self._memory.new_empty(shape)
+        for part, chosen in zip(self._memory, self._spare, strict=True):
+            kept = chosen[: self.length]
+            torch.index_select(part[: self.length], 1, sequences, out=kept)
+        self._memory, self._spare = self._spare, self._memory

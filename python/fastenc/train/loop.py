@@ -23,7 +23,7 @@ from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
 from fastenc.data.prefetch import prefetch
 from fastenc.graphs.training import RecordedSteps, training_recorder
-from fastenc.models import LossTerm
+from fastenc.models import LossTerm, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adamw import AdamW
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
@@ -190,6 +190,11 @@ class Trainer:
         if self.processes > 1:
             raise ValueError(
                 f"graph=True needs a single process, got {self.processes} processes: leave it out, or start one process"
+            )
+        if isinstance(self.plain_model, Seq2Seq):
+            raise ValueError(
+                "graph=True records steps with one label for each token or sequence of a batch, got a Seq2Seq, whose "
+                "batches have sources and targets: leave it out"
             )
         functions = (self._micro_batch, self._finish_gradient)
         recorder = training_recorder(self.accelerator.device)

@@ -390,9 +390,16 @@ class Architecture:
 
     # First weights
 
-    def initial_std(self, config: EncoderConfig, name: str) -> float:
-        """The standard deviation of a weight's initial values; ``name`` is its module's ("qkv", "word", "out", …)."""
-        return config.initializer_range
+    def initial_stds(self, config: EncoderConfig, name: str) -> tuple[float, ...]:
+        """The standard deviations of a weight's initial values; ``name`` is its module's path ("layers.0.qkv", "out").
+
+        One for all of the weight, or one for each of the tensors that a checkpoint has in its place, in their order.
+        """
+        return (config.initializer_range,)
+
+    def initial_norm(self, config: EncoderConfig) -> float:
+        """The initial weight of a norm."""
+        return 1.0
 
     def initial_cutoff(self, config: EncoderConfig) -> float | None:
         """The number of standard deviations at which initial values are truncated; None: they are not."""

@@ -145,10 +145,11 @@ class ModernBert(Architecture):
             _rope(config.extra, layer_type), config.head_dim, theta, config.max_positions
         )
 
-    def initial_std(self, config, name: str) -> float:
-        if name in ("attention_out", "down", "dense", "decoder"):
-            return config.initializer_range / math.sqrt(2.0 * config.num_layers)
-        return config.hidden_size**-0.5 if name == "out" else config.initializer_range
+    def initial_stds(self, config, name: str) -> tuple[float, ...]:
+        last = name.rpartition(".")[2]
+        if last in ("attention_out", "down", "dense", "decoder"):
+            return (config.initializer_range / math.sqrt(2.0 * config.num_layers),)
+        return (config.hidden_size**-0.5 if last == "out" else config.initializer_range,)
 
     def initial_cutoff(self, config) -> float:
         cutoff = config.extra.get("initializer_cutoff_factor", 2.0)

@@ -19,6 +19,7 @@ from fastenc.models.architectures.base import (
 from fastenc.models.architectures.values import (
     ACTIVATION,
     COUNT,
+    NOT_NEGATIVE,
     SWITCH,
     TEXT,
     ConfigValues,
@@ -70,6 +71,7 @@ class T5(Architecture):
         "relative_attention_max_distance": COUNT,
         "num_decoder_layers": COUNT.or_none(),
         "scale_decoder_outputs": SWITCH,
+        "initializer_factor": NOT_NEGATIVE,
     }
     scales_outputs: ClassVar[bool] = True
 
@@ -149,6 +151,26 @@ class T5(Architecture):
 
     def position_table(self, config) -> bool:
         return False
+
+    def initial_stds(self, config, name: str) -> tuple[float, ...]:
+        """One over the root of a matrix product's inputs, and of a head's width more for queries, whose scores are not
+        scaled; 1 for the words. ``initializer_factor`` multiplies all. Source: transformers, as Mesh TensorFlow."""
+        width, inner = config.hidden_size, config.num_heads * config.head_dim
+        usual, query = width**-0.5, (width * config.head_dim) ** -0.5
+        stds = {
+            "word": (1.0,),
+            "lm_head": (1.0,),
+            "qkv": (query, usual, usual),
+            "query": (query,),
+            "attention_out": (inner**-0.5,),
+            "out": (inner**-0.5,),
+            "down": (config.intermediate_size**-0.5,),
+        }
+        factor = self.initial_norm(config)
+        return tuple(factor * std for std in stds.get(name.rpartition(".")[2], (usual,)))
+
+    def initial_norm(self, config) -> float:
+        return config.extra.get("initializer_factor", 1.0)
 
     def final_dropout_p(self, config) -> float:
         return config.hidden_dropout_p

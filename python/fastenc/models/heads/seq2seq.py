@@ -1,5 +1,6 @@
 """The encoder-decoder: the model of sequence-to-sequence tasks and of span corruption."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc.models import checkpoint
+from fastenc.models.checkpoint import read_json
 from fastenc.models.config import EncoderConfig
 from fastenc.models.decoder import Decoder
 from fastenc.models.embedding.encode import tokenize
 from fastenc.models.encoder import Encoder
 from fastenc.models.generation import SearchOptions, search
+from fastenc.models.generation_config import (
+    GENERATION_CONFIG,
+    search_options,
+    search_settings,
+)
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import linear_masked_cross_entropy
@@ -35,6 +43,8 @@ class Seq2Seq(PretrainedModel):
         decoder_start_token_id: the first token of the decoder's input (:func:`fastenc.packing.pack_targets`). None for
             an mBART whose targets begin with their language's token.
         eos_token_ids: the tokens that end a target.
+        generation_config: the checkpoint's generation_config.json, which gives :meth:`generate` its defaults; saved
+            with the model. None: the checkpoint has none.
     Source: Raffel et al. 2020, arXiv:1910.10683; Lewis et al. 2019, arXiv:1910.13461.
     """
 
@@ -51,9 +61,10 @@ class Seq2Seq(PretrainedModel):
         self.final_logits_bias: Tensor | None
         self.register_buffer(LOGITS_BIAS, torch.zeros(1, config.vocab_size) if has_bias else None)
         self.output_scale = config.architecture.output_scale(config)
-        for part in (self.decoder, self.lm_head):
-            if part is not None:
-                self.init_modules(part)
+        self.generation_config: dict[str, Any] | None = None
+        self.init_modules(self.decoder)
+        if self.lm_head is not None:
+            self.init_weights(self.lm_head, HEAD)
 
     def _new_head(self) -> nn.Linear:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
@@ -65,6 +76,7 @@ class Seq2Seq(PretrainedModel):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         ids = self.config.extra.get("eos_token_id", self.config.architecture.eos_token_id)
+        ids = (self.generation_config or {}).get("eos_token_id", ids)
         return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
     def forward(
@@ -107,8 +119,8 @@ class Seq2Seq(PretrainedModel):
         self,
         texts_or_batch: str | Sequence[str] | PackedBatch,
         *,
-        max_new_tokens: int = 128,
-        num_beams: int = 1,
+        max_new_tokens: int | None = None,
+        num_beams: int | None = None,
         batch_size: int = 32,
         show_progress: bool | None = None,
         **options: Any,
@@ -129,7 +141,7 @@ class Seq2Seq(PretrainedModel):
         options |= {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
         if isinstance(texts_or_batch, PackedBatch):
             return self.generate_ids(texts_or_batch, **options)
-        self._search_options(**options)  # before any work
+        max_new_tokens = self._search_options(**options).max_new_tokens  # before any work
         single = isinstance(texts_or_batch, str)
         texts = [texts_or_batch] if isinstance(texts_or_batch, str) else list(texts_or_batch)
         tokenizer = self.own_tokenizer()
@@ -161,73 +173,54 @@ class Seq2Seq(PretrainedModel):
         self,
         batch: PackedBatch,
         *,
-        max_new_tokens: int = 128,
-        num_beams: int = 1,
-        length_penalty: float = 1.0,
-        early_stopping: bool = False,
+        max_new_tokens: int | None = None,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: bool | None = None,
         decoder_start_token_id: int | None = None,
         forced_bos_token_id: int | None = None,
+        min_new_tokens: int | None = None,
+        no_repeat_ngram_size: int | None = None,
     ) -> list[list[int]]:
         """The target of each source, by greedy or beam search with a cache of keys and values.
 
-        The tokens are those of transformers' ``generate`` with the same options and ``do_sample=False``.
+        The tokens are those of transformers' ``generate`` with the same options and ``do_sample=False``. What is None
+        is the checkpoint's, from its generation_config.json or else its config.json, or else the value named here.
 
         Args:
             batch: the packed sources.
-            max_new_tokens: the most tokens of a target, with the end token.
-            num_beams: partial targets that are kept for each source; 1: greedy search.
+            max_new_tokens: the most tokens of a target, with the end token. None: 128; a checkpoint may give
+                ``max_length``, which counts the start token too.
+            num_beams: partial targets that are kept for each source. None: 1, greedy search.
             length_penalty: of beam search: a target's score is the sum of its log-probabilities divided by its number
-                of tokens to this power.
-            early_stopping: of beam search: end as soon as there are ``num_beams`` finished targets.
-            decoder_start_token_id: the decoder's first token. None: the checkpoint's.
-            forced_bos_token_id: the target's first token, such as mBART's language. None: the checkpoint's, if it has
-                one. A checkpoint's ``forced_eos_token_id`` is the last token of a target that reaches max_new_tokens.
+                of tokens to this power. None: 1.
+            early_stopping: of beam search: end as soon as there are ``num_beams`` finished targets. None: False.
+            decoder_start_token_id: the decoder's first token.
+            forced_bos_token_id: the target's first token, such as mBART's language. A checkpoint's
+                ``forced_eos_token_id`` is the last token of a target that reaches max_new_tokens.
+            min_new_tokens: the least tokens of a target with the end token. None: 0; a checkpoint may give
+                ``min_length``.
+            no_repeat_ngram_size: no sequence of so many tokens occurs twice in a target. None: 0, any may.
         Returns: for each source the target's tokens, without the start token, with the end token if it was reached.
-        Raises: ValueError for options out of bounds, without a start token, and for targets beyond the positions.
+        Raises: ValueError for options out of bounds, without a start token, for targets beyond the positions, and for a
+            checkpoint that asks for a search that is not computed here, such as sampling.
         """
-        options = self._search_options(
-            max_new_tokens,
-            num_beams,
-            length_penalty,
-            early_stopping,
-            decoder_start_token_id,
-            forced_bos_token_id,
-        )
-        return search(self, batch, options)
+        given = {name: value for name, value in locals().items() if name not in ("self", "batch")}
+        return search(self, batch, self._search_options(**given))
 
-    def _search_options(
-        self,
-        max_new_tokens: int,
-        num_beams: int,
-        length_penalty: float = 1.0,
-        early_stopping: bool = False,
-        decoder_start_token_id: int | None = None,
-        forced_bos_token_id: int | None = None,
-    ) -> SearchOptions:
-        for name, value in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        start = decoder_start_token_id
+    def _search_options(self, **given: Any) -> SearchOptions:
+        stored = self.config.extra if self.generation_config is None else self.generation_config
+        settings = search_settings(stored, given)
+        start = settings.pop("decoder_start_token_id", None)
         start = self.decoder_start_token_id if start is None else start
         if start is None:
             raise ValueError(
                 "this checkpoint has no decoder_start_token_id, because its targets begin with their language: give "
                 "the language's token as decoder_start_token_id"
             )
-        self.decoder.check_room(max_new_tokens)
-        settings = self.config.extra
-        first = forced_bos_token_id
-        first = settings.get("forced_bos_token_id") if first is None else first
-        forced = {max_new_tokens - 1: settings.get("forced_eos_token_id"), 0: first}
-        return SearchOptions(
-            max_new_tokens,
-            num_beams,
-            length_penalty,
-            early_stopping,
-            start,
-            self.eos_token_ids,
-            {place: token for place, token in forced.items() if token is not None},
-        )
+        options = search_options(settings, start, self.eos_token_ids)
+        self.decoder.check_room(options.max_new_tokens)
+        return options
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size), the decoder's output → (rows, vocabulary)."""
@@ -292,6 +285,17 @@ class Seq2Seq(PretrainedModel):
         if self.final_logits_bias is not None and LOGITS_BIAS not in tensors:
             state[LOGITS_BIAS] = torch.zeros(self.final_logits_bias.shape)
         return state
+
+    def read_beside(self, folder: Path) -> None:
+        if (folder / GENERATION_CONFIG).exists():
+            self.generation_config = read_json(folder / GENERATION_CONFIG)
+
+    def write_beside(self, folder: Path) -> None:
+        if self.generation_config is not None:
+            text = json.dumps(self.generation_config, ensure_ascii=False, indent=2)
+            write_atomically(
+                folder / GENERATION_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
+            )
 
     def head_names(self) -> dict[str, str]:
         return {HEAD: HEAD, LOGITS_BIAS: LOGITS_BIAS}
