@@ -170,7 +170,7 @@ class Reranker:
         return results
 
 
-def _checked(index: int, pair: object) -> tuple[str, str]:
+def _checked(index: int, pair: Any) -> tuple[str, str]:
     """Raises: ValueError for what is not a pair of texts."""
     two = isinstance(pair, list | tuple) and len(pair) == 2
     if not two or not all(isinstance(text, str) for text in pair):
