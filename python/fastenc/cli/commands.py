@@ -18,6 +18,7 @@ COMMANDS = {
     "predict": ("predict", "Predict", "Predict with a fine-tuned model."),
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
     "embed": ("embed", "Embed", "Compute a vector for each text, or for each word of the texts."),
+    "rerank": ("rerank", "Rerank", "Rank documents for each query with a cross-encoder."),
     "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads encode."),
     "neighbours": (
         "neighbours",

@@ -10,6 +10,7 @@ from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.predictor import Predictor, predictor
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, make_task, task_named, task_of, task_of_model
+from fastenc.tasks.reranker import Reranker
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
@@ -21,6 +22,7 @@ __all__ = [
     "FoundEntity",
     "Predictor",
     "QuestionAnswering",
+    "Reranker",
     "SensePrediction",
     "SentenceEmbedding",
     "SequenceClassification",

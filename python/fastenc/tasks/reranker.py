@@ -1,0 +1,207 @@
+"""Scores of (query, document) pairs by a cross-encoder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastenc._base.json_values import JsonObject
+from fastenc._base.progress import progress_bar
+from fastenc._base.transfer import send_arguments
+from fastenc.data.classification import collate_classification, encode_texts
+from fastenc.models import SequenceClassifier
+from fastenc.models.checkpoint import read_any_json, read_config, resolve
+from fastenc.models.embedding.encode import lone_surrogate
+from fastenc.models.pretrained import architecture_of
+from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.packing import length_sorted_batches
+
+# What sentence-transformers may apply to a cross-encoder's logits, by the last part of its name in config.json.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda logits: logits,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+}
+
+
+class Reranker:
+    """A cross-encoder: it reads a query and a document together and scores the pair.
+
+        reranker = fastenc.Reranker.from_pretrained("cross-encoder/ms-marco-MiniLM-L6-v2")
+        reranker.rank("Where is the bank?", ["It is by the river.", "Films are long."], top_k=1)
+
+    Pairs are sorted by length and packed, so that none is padded. The scores are those of sentence-transformers'
+    CrossEncoder.
+
+    Args:
+        model: a classifier of pairs with a tokenizer.
+        max_length: number of tokens to which a pair is cut, at the end of its longer text; None: the model's positions.
+        activation: "Identity", "Sigmoid" or "Tanh", applied to the logits.
+    Raises: ValueError for another activation, a max_length outside 1 to the model's positions, and a model without a
+        tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: SequenceClassifier,
+        max_length: int | None = None,
+        activation: str = "Identity",
+    ):
+        model.own_tokenizer()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {[*ACTIVATIONS]}, got {activation!r}")
+        max_length = model.positions if max_length is None else max_length
+        if not 1 <= max_length <= model.positions:
+            raise ValueError(
+                f"max_length must be from 1 to the model's positions {model.positions}, got {max_length}"
+            )
+        self.model, self.max_length, self.activation = model, max_length, activation
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_hub_id: str | Path,
+        *,
+        dtype: torch.dtype | str = torch.float32,
+        max_length: int | None = None,
+        activation: str | None = None,
+    ) -> "Reranker":
+        """Load a cross-encoder, or any checkpoint for the classification of sequences.
+
+        Args:
+            path_or_hub_id, dtype: as :meth:`fastenc.Encoder.from_pretrained` takes them.
+            max_length: None: the tokenizer's ``model_max_length``, at most the model's positions.
+            activation: None: what sentence-transformers has stored in config.json, else Sigmoid for one label and
+                Identity for several.
+        Raises: ValueError for a checkpoint without a head for the classification of sequences, for a stored activation
+            that is not known here, and as :meth:`fastenc.Encoder.from_pretrained`.
+        """
+        folder = resolve(path_or_hub_id)
+        values = read_config(folder)
+        if architecture_of(values) != SequenceClassifier.architecture:
+            raise ValueError(
+                f"a reranker needs a checkpoint of a cross-encoder (...{SequenceClassifier.architecture}), got "
+                f"{path_or_hub_id} with architectures {values.get('architectures')}: take another, or fine-tune it"
+            )
+        model = SequenceClassifier.from_pretrained(folder, dtype=dtype)
+        if max_length is None:
+            max_length = min(_tokenizer_length(folder) or model.positions, model.positions)
+        if activation is None:
+            activation = _stored_activation(values, folder)
+        if activation is None:
+            activation = "Sigmoid" if len(model.label_names) == 1 else "Identity"
+        return cls(model, max_length, activation)
+
+    @torch.inference_mode()
+    def predict(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        batch_size: int = 32,
+        show_progress: bool | None = None,
+    ) -> Tensor:
+        """The scores of (query, document) pairs, without dropout in either mode of the model.
+
+        Args:
+            pairs: two texts each.
+            batch_size: pairs in a batch. Batches have pairs of similar length.
+            show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
+        Returns: float32 on the model's device, (pairs,) for a model with one label, else (pairs, labels), in the given
+            order.
+        Raises: ValueError for an item that is not two texts, and a batch_size below 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        given = [_checked(index, pair) for index, pair in enumerate(pairs)]
+        model, device = self.model, next(self.model.parameters()).device
+        examples = encode_texts(given, model.own_tokenizer(), self.max_length, show_progress=False)
+        batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
+        if show_progress is None and len(batches) <= 10:
+            show_progress = False
+        labels = len(model.label_names)
+        scores = torch.empty(len(given), labels, device=device)
+        encoder = model.encoder
+        with evaluation_mode(model), encoder.frozen.during_call(encoder, calls=len(batches)):
+            for chosen in progress_bar(batches, "score", "batch", show_progress):
+                arguments = collate_classification([examples[index] for index in chosen])
+                logits = model(**send_arguments(arguments, device)).logits
+                scores[chosen] = ACTIVATIONS[self.activation](logits.float())
+        return scores.squeeze(1) if labels == 1 else scores
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        *,
+        return_documents: bool = False,
+        batch_size: int = 32,
+        show_progress: bool | None = None,
+    ) -> list[dict[str, Any]]:
+        """The documents from the best to the worst answer to a query.
+
+        Args:
+            top_k: the number of documents to return; None: all.
+            return_documents: also return the texts.
+            batch_size, show_progress: as in :meth:`predict`.
+        Returns: {"corpus_id": index of the document, "score": float}, and "text" with ``return_documents``. Documents
+            of equal scores stay in their order.
+        Raises: ValueError for a model with several labels, a top_k below 1, and as :meth:`predict`.
+        """
+        if len(self.model.label_names) != 1:
+            raise ValueError(
+                f"rank needs a model with one label, got one with {len(self.model.label_names)}: use predict"
+            )
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k}")
+        if isinstance(documents, str):
+            raise ValueError(
+                f"documents must be a list, got a single text: give [{documents[:40]!r}]"
+            )
+        pairs = [(query, document) for document in documents]
+        scores = self.predict(pairs, batch_size=batch_size, show_progress=show_progress).tolist()
+        order = sorted(range(len(scores)), key=lambda index: scores[index], reverse=True)
+        results: list[dict[str, Any]] = []
+        for index in order[:top_k]:
+            text = {"text": documents[index]} if return_documents else {}
+            results.append({"corpus_id": index, "score": scores[index], **text})
+        return results
+
+
+def _checked(index: int, pair: Any) -> tuple[str, str]:
+    """Raises: ValueError for what is not a pair of texts."""
+    two = isinstance(pair, list | tuple) and len(pair) == 2
+    if not two or not all(isinstance(text, str) for text in pair):
+        raise ValueError(
+            f"each pair must be (query, document), two texts, got {pair!r} as pair {index}: leave it out"
+        )
+    for text in pair:
+        if lone_surrogate(text) is not None:
+            raise ValueError(
+                f"texts must be such that UTF-8 can hold them, got half a surrogate pair in pair {index}: remove it"
+            )
+    return pair[0], pair[1]
+
+
+def _tokenizer_length(folder: Path) -> int | None:
+    path = folder / "tokenizer_config.json"
+    declared = read_any_json(path).get("model_max_length") if path.exists() else None
+    return int(declared) if isinstance(declared, int | float) else None
+
+
+def _stored_activation(values: JsonObject, folder: Path) -> str | None:
+    """The activation that sentence-transformers has stored in config.json, or None."""
+    own = values.get("sentence_transformers")
+    stored = own.get("activation_fn") if isinstance(own, dict) else None
+    stored = stored or values.get("sbert_ce_default_activation_function")
+    if stored is None:
+        return None
+    name = str(stored).rpartition(".")[2]
+    if not str(stored).startswith("torch.nn.") or name not in ACTIVATIONS:
+        raise ValueError(
+            f"{folder} says that {stored} is applied to its logits, known are {[*ACTIVATIONS]} of torch.nn: give "
+            "activation"
+        )
+    return name
