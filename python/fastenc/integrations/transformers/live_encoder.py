@@ -301,7 +301,8 @@ class LiveEncoder:
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     def _read_config(self, model: "PreTrainedModel") -> EncoderConfig:
-        values = {**model.config.to_dict(), **self._changes}
+        unwritten = ARCHITECTURES[model.config.model_type].unwritten_values(model.config)
+        values = {**model.config.to_dict(), **unwritten, **self._changes}
         if not self._is_decoder:
             return EncoderConfig.from_hf(values)
         return EncoderConfig.from_hf(values | {"is_decoder": False}).decoder()

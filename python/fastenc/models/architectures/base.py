@@ -185,6 +185,10 @@ class Architecture:
         common = {"pad_token_id": ID, "tie_word_embeddings": SWITCH}
         check(values, {**common, **fields, **self.rules}, "config.json: ")
 
+    def unwritten_values(self, config: Any) -> ConfigValues:
+        """Values that some versions of transformers change when they write a configuration. config: one of theirs."""
+        return {}
+
     def describes(self, values: ConfigValues) -> bool:
         """Whether a config.json is one of this family."""
         model_type = values.get("model_type")

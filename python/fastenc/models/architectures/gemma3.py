@@ -7,6 +7,7 @@ window in five of six layers. The word embeddings are scaled by the root of the 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from fastenc.models.architectures.base import Names
 from fastenc.models.architectures.modernbert import FULL, LAYER_TYPES, SLIDING, check_layer_types
@@ -50,6 +51,11 @@ class Gemma3(Qwen3):
         super().check_values(values)
         check_layer_types(values)
         check(values.get("rope_parameters") or {}, dict.fromkeys(THETA, TABLE), "config.json: ")
+
+    def unwritten_values(self, config: Any) -> ConfigValues:
+        """transformers holds the number of tokens on one side and itself; old versions also write it so."""
+        side = config.sliding_window
+        return {} if side is None else {"sliding_window": 2 * (side - 1)}
 
     def check_rotary(self, values: ConfigValues) -> None:
         for layer_type in THETA:
