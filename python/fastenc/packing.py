@@ -327,6 +327,16 @@ def first_tokens(batch: PackedBatch) -> Tensor:
     return first[batch.cu_seqlens.diff() > 0] if debug.may_read(first) else first
 
 
+def last_tokens(batch: PackedBatch, pad_token_id: int) -> Tensor:
+    """The index of each sequence's last token with another id than ``pad_token_id``, int64; the first token's if there
+    is none. On an accelerator every sequence must have a token."""
+    first, ids = first_tokens(batch), batch.input_ids
+    row = torch.arange(ids.shape[0], device=ids.device)
+    sequence = torch.searchsorted(first, row, right=True) - 1
+    counted = row.where(ids != pad_token_id, first[sequence])
+    return first.scatter_reduce(0, sequence, counted, "amax")
+
+
 def length_sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
     """The indices of the sequences in batches of similar length, the longest first.
 

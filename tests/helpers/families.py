@@ -47,7 +47,8 @@ class Family:
     bare_class: the class of the encoder alone.
     linears: names of the layers to which LoRA is added.
     token_types: whether its batches have token types.
-    no_heads: why it has no heads; "" if it has all of them.
+    no_heads: why it has no heads, or only ``heads``; "" if it has all of them.
+    heads: the heads of a family that does not have all of them.
     no_prefix: why no prefix can be added, by PEFT or here; "" if one can.
     sees_distances: whether attention depends on the distance of tokens, so that padding between two tokens counts.
     no_positions: why a call cannot choose the positions; "" if it can.
@@ -63,6 +64,7 @@ class Family:
     linears: dict = field(default_factory=lambda: BERT_LINEARS)
     token_types: bool = False
     no_heads: str = ""
+    heads: tuple[str, ...] = ()
     no_prefix: str = ""
     sees_distances: bool = False
     no_positions: str = ""
@@ -227,7 +229,8 @@ BY_NAME = {
         | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, is_causal=False)
         | dict(pad_token_id=0, use_cache=False),
         linears=ROTARY_LINEARS,
-        no_heads="transformers' heads read the last token",
+        no_heads="transformers has no masked-LM head for it",
+        heads=("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
         no_prefix="rotary positions",
         sees_distances=True,
     ),
@@ -239,7 +242,8 @@ BY_NAME = {
         | dict(query_pre_attn_scalar=24, sliding_window=8, use_bidirectional_attention=True)
         | dict(layer_types=["sliding_attention", "full_attention"]),
         linears=ROTARY_LINEARS,
-        no_heads="transformers' heads read the last token",
+        no_heads="transformers has one for sequences alone",
+        heads=("ForSequenceClassification",),
         no_prefix="rotary positions",
         sees_distances=True,
     ),

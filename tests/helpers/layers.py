@@ -55,15 +55,22 @@ def layer_variant(
     scale=None,
     inner=INNER,
     terms=(),
+    key_heads=0,
+    head_norm_eps=None,
+    own_norms=False,
     **rest,
 ):
     scale = ATTENTION.scale if scale is None else scale
+    attention = AttentionSpec(
+        HEADS, HEAD_DIM, scale, window, terms, key_heads=key_heads, head_norm_eps=head_norm_eps
+    )
     spec = LayerSpec(
-        AttentionSpec(HEADS, HEAD_DIM, scale, window, terms),
+        attention,
         FeedForwardSpec(inner, activation, gated),
         NormSpec(norm, EPS),
         NormSpec(norm, EPS),
         pre_norm,
+        own_norms=own_norms,
     )
     return LayerVariant(spec, **rest)
 
@@ -88,6 +95,14 @@ KINDS = {
         "gelu_tanh", gated=True, pre_norm=True, norm="rms", scale=1.0, biases=False,
         norm_biases=False, relative_bias=True,
     ),
+    "qwen3": layer_variant(
+        "silu", gated=True, pre_norm=True, norm="rms", biases=False, norm_biases=False, rotary=True,
+        key_heads=1, head_norm_eps=1e-3,
+    ),
+    "gemma3": layer_variant(
+        "gelu_tanh", gated=True, pre_norm=True, norm="rms", window=(3, 3), biases=False,
+        norm_biases=False, rotary=True, key_heads=1, head_norm_eps=1e-3, own_norms=True,
+    ),
 }  # fmt: skip
 
 
@@ -107,9 +122,14 @@ class Layer:
             values[name] = 1 + 0.3 * torch.randn(WIDTH)
             if what.norm_biases:
                 values[f"{name}_bias"] = 0.3 * torch.randn(WIDTH)
+        attention = self.spec.attention
+        of_heads = ("query_norm", "key_norm") if attention.head_norm_eps is not None else ()
+        own = ("attention_own_norm", "down_own_norm") if self.spec.own_norms else ()
+        for name in (*of_heads, *own):
+            values[name] = 1 + 0.3 * torch.randn(HEAD_DIM if name in of_heads else WIDTH)
         if what.relative_bias:
             values["relative_bias"] = 0.3 * torch.randn(HEADS, 9)
-        if self.spec.attention.position_terms:
+        if attention.position_terms:
             values["positions"] = torch.randn(2 * REACH, WIDTH)
         self.values = {name: v.to(dtype).requires_grad_(grad) for name, v in values.items()}
         self.offsets, self.longest = offsets_of(lengths), max(lengths, default=0)
@@ -117,8 +137,9 @@ class Layer:
     def shapes(self, inner):
         biased, width = self.variant.biases, HEADS * HEAD_DIM
         halves = ("gate", "up") if self.spec.feed_forward.gated else ("up",)
+        rows = zip(("query", "key", "value"), self.spec.attention.heads, strict=True)
         return {
-            **{name: (width, WIDTH, biased) for name in ("query", "key", "value")},
+            **{name: (heads * HEAD_DIM, WIDTH, biased) for name, heads in rows},
             **({"position_key": (width, WIDTH, biased)} if self.variant.own_projections else {}),
             "attention_out": (WIDTH, width, biased),
             **{name: (inner, WIDTH, biased) for name in halves},
@@ -146,6 +167,10 @@ class Layer:
             v.get("out_norm_bias"),
             v.get("position_key"),
             v.get("position_key_bias"),
+            query_norm_weight=v.get("query_norm"),
+            key_norm_weight=v.get("key_norm"),
+            attention_own_norm_weight=v.get("attention_own_norm"),
+            down_own_norm_weight=v.get("down_own_norm"),
         )
 
     def inputs(self, values=None) -> AttentionInputs:
@@ -179,7 +204,8 @@ class Layer:
         spec = self.spec
         linear = lambda x, name: F.linear(x, v[name], v.get(f"{name}_bias"))
         attended = torch.cat([self._attend(x, v, linear) for x in v["x"].split(list(self.lengths))])
-        s = v["x"] + linear(attended, "attention_out")
+        own = lambda x, name: self._norm(x, v, name) if name in v else x
+        s = v["x"] + own(linear(attended, "attention_out"), "attention_own_norm")
         h = self._norm(s, v, "attention_norm")
         act = {
             "gelu": F.gelu,
@@ -188,7 +214,7 @@ class Layer:
             "silu": F.silu,
         }[spec.feed_forward.activation]
         inner = act(linear(h, "gate")) * linear(h, "up") if "gate" in v else act(linear(h, "up"))
-        total = (s if spec.pre_norm else h) + linear(inner, "down")
+        total = (s if spec.pre_norm else h) + own(linear(inner, "down"), "down_own_norm")
         y = self._norm(total, v, "out_norm")
         return (y, total) if spec.pre_norm else (y,)
 
@@ -199,8 +225,15 @@ class Layer:
 
     def _attend(self, x, v, linear):
         length = len(x)
-        heads = lambda name: linear(x, name).view(length, HEADS, HEAD_DIM).transpose(0, 1)
-        q, k, u = (heads(name) for name in ("query", "key", "value"))
+        counts = zip(("query", "key", "value"), self.spec.attention.heads, strict=True)
+        q, k, u = (
+            linear(x, name).view(length, heads, HEAD_DIM).transpose(0, 1) for name, heads in counts
+        )
+        eps = self.spec.attention.head_norm_eps
+        if eps is not None:
+            q = F.rms_norm(q, (HEAD_DIM,), v["query_norm"], eps)
+            k = F.rms_norm(k, (HEAD_DIM,), v["key_norm"], eps)
+        k, u = (each.repeat_interleave(HEADS // len(each), 0) for each in (k, u))
         if self.variant.rotary:
             table = self.inputs(v).rotary[:length].to(x.dtype)
             cos, sin = (half.repeat(1, 2) for half in table.chunk(2, 1))

@@ -69,6 +69,9 @@ square = lambda batch: batch["attention_mask"][:, None, None].bool()
 # row: [(a call, what runs)]
 CALLS = {
     "`output_attentions=True`": [(called(output_attentions=True), OWN)],
+    "`use_cache=True` of Qwen3 and Gemma 3": [
+        (called(family, use_cache=True), FUSED) for family in ("qwen3", "gemma3")
+    ],
     "`output_hidden_states=True`": [(called(output_hidden_states=True), FUSED)],
     "a mask of four dimensions": [(called(attention_mask=square), OWN)],
     "padding on the left": [(called(attention_mask=leading), OWN)],

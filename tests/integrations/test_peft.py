@@ -15,6 +15,7 @@ from fastenc.models import (
     SequenceClassifier,
     TokenClassifier,
 )
+from fastenc.models.adapters.adaptations import encoder_parts
 from fastenc.packing import pack
 from fastenc.tasks import task_of
 from tests.helpers.adaptations import disturb
@@ -87,7 +88,13 @@ def labels(task, count=3):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("targets", [("query", "value"), ("key", "attention_out", "up", "down")])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("query", "value", "token_type", "pooler"),
+        ("key", "attention_out", "up", "down", "word"),
+    ],
+)
 def test_lora_interchanges_with_peft(family, targets, tmp_path):
     base = model(family, "ForSequenceClassification", num_labels=3)
     base.save_pretrained(tmp_path / "base")
@@ -97,7 +104,9 @@ def test_lora_interchanges_with_peft(family, targets, tmp_path):
     known = [
         t for several in own.config.architecture.lora_targets(own.config).values() for t in several
     ]
+    outside = [target for target in targets if target in encoder_parts(own.encoder.config)]
     targets = [target for target in targets if target in known] or ["qkv"]
+    targets += outside
     add_adaptation(own, Lora(rank=3, alpha=5.0, targets=targets))
     disturb(own)
     expected = ours(own, padded)
@@ -197,10 +206,11 @@ def test_a_folder_of_peft_of_another_task_or_with_more_than_is_computed_is_an_er
     with pytest.raises(ValueError, match="peft was fine-tuned for another task"):
         load_adaptation(tagger, tmp_path / "peft")
     base = transformers_model("bert", "SEQ_CLS", tmp_path / "base")
-    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "pooler.dense"])
-    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "pooler")
-    with pytest.raises(ValueError, match=r"has pooler.dense.lora_A.weight, and LoRA is added to"):
-        SequenceClassifier.from_pretrained(tmp_path / "pooler")
+    name = "embeddings.position_embeddings"
+    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", name])
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "positions")
+    with pytest.raises(ValueError, match=rf"has {name}.lora_embedding_A, and LoRA is added to"):
+        SequenceClassifier.from_pretrained(tmp_path / "positions")
 
 
 def test_a_folder_of_peft_predicts_from_the_command_line(tmp_path):

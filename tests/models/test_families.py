@@ -21,6 +21,7 @@ from fastenc.adapt import (
     merge_adaptation,
 )
 from fastenc.models import Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
+from fastenc.models.adapters.adaptations import encoder_parts
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import pack_sequences
@@ -54,6 +55,7 @@ EVERY_MODEL = pytest.mark.parametrize(
         *((family, "Model") for family in ENCODERS),
         *((family, task) for family in FAMILIES for task in [*MODEL_CLASSES][1:4]),
         *((family, "ForQuestionAnswering") for family in ANSWERERS),
+        *((family, task) for family in ENCODERS for task in BY_NAME[family].heads),
     ],
 )
 EVERY_DTYPE = pytest.mark.parametrize(
@@ -188,6 +190,18 @@ def test_logits_loss_and_every_gradient(family, task, dtype, tmp_path):
             assert not read or any(name in grads for name in names), names
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_padding_tokens_within_a_text_are_not_its_last_token(family, tmp_path):
+    """Qwen3's tokenizer ends a text with the token that pads."""
+    theirs = model(family, "ForSequenceClassification")
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
+    padded = padded_batch(family)
+    pad, ids = ours.config.pad_token_id, padded["input_ids"]
+    ids[0, 4], ids[1, 3], ids[2] = pad, pad, pad
+    with torch.no_grad():
+        close(ours(packed(padded)).logits, theirs(**padded).logits)
+
+
 @EVERY_MODEL
 def test_files_both_ways_bit_for_bit(family, task, tmp_path):
     theirs = model(family, task)
@@ -300,7 +314,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(family, tmp_path, monke
 
 def lora(ours):
     targets = ours.config.architecture.lora_targets(ours.config).values()
-    return Lora(rank=2, targets=[target for several in targets for target in several])
+    linears = [target for several in targets for target in several]
+    return Lora(rank=2, targets=[*linears, *encoder_parts(ours.config)])
 
 
 METHODS = {
@@ -343,7 +358,9 @@ def test_adaptations(family, method, tmp_path):
     example.ours(ours)[1].backward()
     added = [(n, p) for n, p in ours.named_parameters() if p.grad is not None]
     assert added and all(
-        ".adaptations." in n or "prompts." in n for n, _ in added if "pooler" not in n
+        any(part in n for part in (".adaptations.", "prompts.", ".parts."))
+        for n, _ in added
+        if "pooler" not in n
     )
     torch.manual_seed(2)
     steps = [(p, torch.randn_like(p)) for _, p in added]

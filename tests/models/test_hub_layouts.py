@@ -5,9 +5,12 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from fastenc.adapt import use_adaptation
+from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, MaskedLM, SequenceClassifier
+from fastenc.models.adapters.adaptations import name_of_task
 from fastenc.packing import pack_sequences
 from tests.helpers.checkpoints import close, packed
 from tests.helpers.families import model, padded_batch
@@ -215,12 +218,98 @@ def test_a_folder_of_jinas_remote_code(tmp_path):
     theirs, batch = model("jina_embeddings_v3"), padded_batch("jina_embeddings_v3")
     folder = jina_folder(theirs, tmp_path / "hub")
     ours = Encoder.from_pretrained(folder)
-    values = json.loads((folder / "config.json").read_text()) | {"lora_adaptations": ["separation"]}
-    (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="lora_adaptations must be empty"):
-        Encoder.from_pretrained(folder)
     ours.save_pretrained(tmp_path / "saved")
     for m in (theirs, type(theirs).from_pretrained(tmp_path / "saved").eval()):
         with torch.no_grad():
             expected = m(**batch).last_hidden_state[batch["attention_mask"].bool()]
             close(ours(packed(batch)).last_hidden_state, expected)
+
+
+TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
+RANK, ALPHA = 2, 3.0
+
+
+def add_loras(folder):
+    """Add random LoRA matrices as the remote code stores them: parametrizations of linear layers and embeddings."""
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"lora_adaptations": TASKS, "lora_rank": RANK, "lora_alpha": ALPHA}
+    values |= {"load_trained_adapters": True, "lora_dropout_p": 0.0}
+    values["task_instructions"] = {task: f"good {task}: " for task in TASKS}
+    (folder / "config.json").write_text(json.dumps(values))
+    torch.manual_seed(3)
+    tensors = {}
+    for key, value in load_file(folder / "model.safetensors").items():
+        if value.dim() != 2:
+            tensors[key] = value
+            continue
+        name = key.removesuffix(".weight") + ".parametrizations.weight"
+        (rows, columns), is_table = value.shape, key.endswith("_embeddings.weight")
+        shapes = ((rows, RANK), (RANK, columns)) if is_table else ((RANK, columns), (rows, RANK))
+        a, b = (0.3 * torch.randn(len(TASKS), *shape) for shape in shapes)
+        tensors |= {f"{name}.original": value, f"{name}.0.lora_A": a, f"{name}.0.lora_B": b}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def plain_folder(folder, target, task):
+    """The folder without LoRA and with a task's weights by the published formula.
+
+    That is W + B A alpha / rank for a linear layer, and E + A B alpha / rank for a table.
+    """
+    tensors, weights = load_file(folder / "model.safetensors"), {}
+    for key, value in tensors.items():
+        if key.endswith(".original"):
+            module = key.removesuffix(".parametrizations.weight.original")
+            of_tasks = (tensors[key.replace("original", f"0.lora_{letter}")] for letter in "AB")
+            a, b = (matrices[TASKS.index(task)] for matrices in of_tasks)
+            product = a @ b if module.endswith("_embeddings") else b @ a
+            weights[f"{module}.weight"] = value + product * ALPHA / RANK
+        elif ".lora_" not in key:
+            weights[key] = value
+    values = json.loads((folder / "config.json").read_text())
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(values | {"lora_adaptations": None}))
+    save_file(weights, target / "model.safetensors")
+    return target
+
+
+def test_jinas_tasks(tmp_path):
+    """A task's numbers are those of the published formula; PEFT loads what is written into transformers' class."""
+    theirs, batch = model("jina_embeddings_v3"), padded_batch("jina_embeddings_v3")
+    folder = jina_folder(theirs, tmp_path / "hub")
+    add_loras(folder)
+    ours = Encoder.from_pretrained(folder)
+    texts = ["a good film", "bad"]
+    ours.tokenizer = train_tokenizer(texts, vocab_size=60)
+    ours.save_pretrained(tmp_path / "saved")
+    again, mask = Encoder.from_pretrained(tmp_path / "saved"), batch["attention_mask"].bool()
+    plain = ours.encode(texts)
+    for task in TASKS[1], TASKS[4]:
+        expected = Encoder.from_pretrained(plain_folder(folder, tmp_path / task, task))
+        expected.tokenizer = ours.tokenizer
+        vectors = expected.encode([f"good {task}: {text}" for text in texts])
+        for encoder in ours, again:
+            close(encoder.encode(texts, task=task), vectors)
+            assert torch.equal(encoder.encode(texts), plain)
+            assert not torch.allclose(encoder.encode(texts, task=task, prompt=""), plain, atol=0.01)
+        name = name_of_task(task)
+        use_adaptation(again, name)
+        with torch.no_grad():
+            output, got = expected(packed(batch)), again(packed(batch))
+            close(got.last_hidden_state, output.last_hidden_state)
+            close(got.pooled, output.pooled)
+            with_peft = type(theirs).from_pretrained(tmp_path / "saved").eval()
+            with_peft.load_adapter(tmp_path / "saved" / name)
+            close(with_peft(**batch).last_hidden_state[mask], output.last_hidden_state)
+        use_adaptation(again, None)
+    with pytest.raises(ValueError, match=r"task must be one of .*'other'; it has retrieval.query"):
+        ours.encode(texts, task="other")
+    in_8_bits = Encoder.from_pretrained(tmp_path / "saved", dtype="int8")
+    with pytest.raises(ValueError, match="the LoRA of a task needs the weights in float32"):
+        in_8_bits.encode(texts, task=TASKS[0])
+    # A model with a head is a model of its own, without the tasks.
+    MaskedLM.from_pretrained(folder).save_pretrained(tmp_path / "mlm")
+    assert Encoder.from_pretrained(tmp_path / "mlm").adapted.tasks == ()
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"lora_adaptations": TASKS[:2]}))
+    with pytest.raises(ValueError, match="a matrix for each of the 2 lora_adaptations"):
+        Encoder.from_pretrained(folder)

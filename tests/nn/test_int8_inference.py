@@ -40,8 +40,9 @@ def attention(request, monkeypatch):
     if bf16 and not library._C.build_info()["bfloat16_dot_products"]:
         pytest.skip("this processor has no AVX512-BF16")
     monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: bf16)
-    # A value that rounds otherwise in front of a product moves by a step of 8 bits.
-    return 0.012 if bf16 else 0.002
+    # A value that rounds otherwise in front of a product moves by a step of 8 bits. A norm of a sublayer's output
+    # scales its rounding too.
+    return 0.015 if bf16 else 0.002
 
 
 def check(layer, allowed, monkeypatch):

@@ -21,6 +21,7 @@ OF_TEXTS = (
     "normalize",
     "prompt",
     "prompt_name",
+    "task",
     "truncate_dim",
     "quoting",
     "resume",
@@ -64,6 +65,9 @@ class Embed(Command):
     )
     prompt: str | None = option(None, 'Text to put before each text, such as "query: ".')
     prompt_name: str | None = option(None, "Name of one of the checkpoint's prompts.")
+    task: str | None = option(
+        None, "Task of a checkpoint with a LoRA for each task, such as retrieval.query."
+    )
     truncate_dim: int | None = option(
         None, "Keep the first dimensions only, for models that were trained so (Matryoshka)."
     )
@@ -107,6 +111,7 @@ class Embed(Command):
             normalize=self.normalize,
             prompt=self.prompt,
             prompt_name=self.prompt_name,
+            task=self.task,
             truncate_dim=self.truncate_dim,
         )
         ids = f", ids in {written.ids}" if written.ids else ""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
 from fastenc.models.architectures import ARCHITECTURES, normalize_config
-from fastenc.models.architectures.values import TABLE, TEXT, Rule, check
+from fastenc.models.architectures.values import NAMES, TABLE, TEXT, Rule, check
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,10 +32,7 @@ HUB_FILES = [
 # What config.json says of the model as a whole.
 MODEL_RULES = {
     "model_type": TEXT,
-    "architectures": Rule(
-        "a list of names",
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    ).or_none(),
+    "architectures": NAMES,
     "id2label": Rule(
         "an object with a name for each number",
         lambda value: (

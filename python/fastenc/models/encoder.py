@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
+from fastenc.models.adapters.adaptations import name_of_task
+from fastenc.models.adapters.adapter_checkpoint import read_tasks, write_tasks
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.encode import encode
 from fastenc.models.embedding.sentence_files import SentenceSettings, read_settings, write_settings
 from fastenc.models.embedding.word_vectors import WordVectors, embed_words
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.adaptation import LayerAdaptation, used_name
 from fastenc.nn.convolution import Convolution
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
@@ -184,9 +186,10 @@ class EncoderLayer(nn.Module):
 
     def adapted(self) -> LayerAdaptation | None:
         """The modules of the adaptation in use, or None."""
-        if self.adaptation is None:
+        name = used_name(self.adaptation)
+        if name is None:
             return None
-        added = self.adaptations[self.adaptation]
+        added = self.adaptations[name]
         assert isinstance(added, LayerAdaptation)
         return added
 
@@ -328,6 +331,7 @@ class Encoder(LayerStack, PretrainedModel):
 
     architecture = "Model"
     optional_parts = ("pooler", "mix", "kept")
+    keeps_tasks = True
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -374,7 +378,8 @@ class Encoder(LayerStack, PretrainedModel):
         self._check_length(batch)
         if not torch.compiler.is_compiling():
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
-        x, table = self.embeddings(batch, tied_weight, self.adapted.first_position)
+        parts = self.adapted.parts_in_use()
+        x, table = self.embeddings(batch, tied_weight, self.adapted.first_position, parts)
         cu_seqlens, max_seqlen, rows = batch.cu_seqlens, batch.max_seqlen, None
         prompt, global_tokens = self.adapted.prompt(), batch.global_tokens
         if prompt is not None:
@@ -415,7 +420,9 @@ class Encoder(LayerStack, PretrainedModel):
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if self.pooler is None or not batch.num_sequences:
             return None
-        return torch.tanh(self.pooler(pool(x, batch.cu_seqlens, "cls")))
+        first, parts = pool(x, batch.cu_seqlens, "cls"), self.adapted.parts_in_use()
+        pooled = self.pooler(first)
+        return torch.tanh(pooled + parts["pooler"](first) if "pooler" in parts else pooled)
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
         """One vector per sequence, (batch, hidden_size), by :func:`fastenc.nn.pooling.pool_layers`.
@@ -436,7 +443,29 @@ class Encoder(LayerStack, PretrainedModel):
         declared = self.sentence.max_length if self.sentence else None
         return min(declared or self.positions, self.positions)
 
+    def adaptation_of_task(self, task: str) -> tuple[str, str]:
+        """The name of the adaptation for a task of the checkpoint, and the instruction that is put before each text.
+
+        Raises: ValueError for a task that the checkpoint does not have, and for layers that take no adaptation now.
+        """
+        tasks = self.config.architecture.tasks(self.config) if self.adapted.tasks else {}
+        if task not in tasks:
+            raise ValueError(
+                f"task must be one of the checkpoint's tasks, got {task!r}; it has {', '.join(tasks) or 'none'}: leave "
+                "out task"
+            )
+        self.frozen.require_weights("the LoRA of a task")
+        if self.frozen.in_8_bits:
+            raise ValueError(
+                "the LoRA of a task is not computed in int8, got a frozen model: call fastenc.unfreeze(model)"
+            )
+        if self.adapted.unmerged_weights:
+            raise ValueError("an adaptation is merged into the weights: unmerge it first")
+        return name_of_task(task), tasks[task]
+
     def read_beside(self, folder: Path) -> None:
+        if not self.adapted.tasks:
+            read_tasks(folder, self)
         try:
             self.sentence = read_settings(folder, self.config)
         except (
@@ -445,14 +474,18 @@ class Encoder(LayerStack, PretrainedModel):
             warnings.warn(f"{error}; encode() without a pooling takes the mean", stacklevel=4)
 
     def write_beside(self, folder: Path) -> None:
+        write_tasks(folder, self)
         if self.sentence is not None:
             write_settings(folder, self.sentence, self.config, self.mix)
 
     def extra_config(self) -> JsonObject:
+        values: JsonObject = {}
+        if self.config.architecture.tasks(self.config) and not self.adapted.tasks:
+            values["load_trained_adapters"] = False
         if self.sentence is None:
-            return {}
+            return values
         several = self.mix is not None or self.sentence.pooling == "last-four"
-        return {"output_hidden_states": True} if several else {}
+        return {**values, "output_hidden_states": True} if several else values
 
     @staticmethod
     def similarity(a: object, b: object) -> Tensor:

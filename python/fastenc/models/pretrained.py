@@ -32,7 +32,7 @@ FINE_TUNED = (
 # Buffers with constant values in older checkpoints, which are not read.
 BUFFERS = (".position_ids", ".token_type_ids")
 # Parameters that fastenc.adapt has added to the encoder.
-ADDED = re.compile(r"(^|\.)(adaptations|prompts)\.")
+ADDED = re.compile(r"(^|\.)(adaptations|prompts|parts)\.")
 
 
 class PretrainedModel(nn.Module):
@@ -44,6 +44,7 @@ class PretrainedModel(nn.Module):
         first_weights: names of the parameters that the folder did not have and that were initialised.
         loss_ignores_padding: whether the loss is a mean over the items whose label is not -100, so that padding items
             with that label do not change it.
+        keeps_tasks: whether the model keeps a checkpoint's adaptations for tasks (:meth:`Architecture.tasks`).
         task_options: options of the task that the model was trained for (:mod:`fastenc.tasks`), stored in config.json.
     """
 
@@ -55,6 +56,7 @@ class PretrainedModel(nn.Module):
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
     loss_ignores_padding: bool = False
+    keeps_tasks: ClassVar[bool] = False
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -177,6 +179,11 @@ class PretrainedModel(nn.Module):
         """The model that a config.json's ``values`` describe, with the folder's weights."""
         config = EncoderConfig.from_hf(values)
         tensors = cls.by_current_names(config, checkpoint.read_tensors(folder), folder)
+        lora_of_tasks = config.architecture.take_lora(config, tensors)
+        if not cls.keeps_tasks:
+            keys = config.architecture.task_keys
+            extra = {key: value for key, value in config.extra.items() if key not in keys}
+            config = config.replace(extra=extra)
         _check_depth(config, tensors, folder)
         config = _with_constants(config, tensors, folder)
         try:
@@ -208,6 +215,8 @@ class PretrainedModel(nn.Module):
         if (folder / "tokenizer.json").exists():
             model.tokenizer = load_tokenizer(folder)
         model.base = str(folder.resolve())
+        if cls.keeps_tasks:
+            adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)
         if architecture_of(values) == cls.architecture:
             model.task_options = dict(values.get("task_options") or {})
         return model.eval()
@@ -245,6 +254,10 @@ class PretrainedModel(nn.Module):
             self.config.architecture.stacked_rows(self.config, module, tensor.shape[0], count)
         )
 
+    def _prefix(self) -> str:
+        """What the names of the encoder's weights begin with in a checkpoint with a head."""
+        return self.config.architecture.prefix_of(self.architecture)
+
     def _class_name(self) -> str:
         """The name of transformers' class for this model."""
         architecture = self.config.architecture
@@ -257,7 +270,7 @@ class PretrainedModel(nn.Module):
         state = self.state_dict()
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, self.parts(ours, state[ours], len(theirs)), strict=True))
-        prefix = _prefix_of(self.config) if self.architecture != "Model" else ""
+        prefix = self._prefix() if self.architecture != "Model" else ""
         for name, value in self.config.architecture.constant_values(self.config).items():
             tensors[prefix + name] = value
         return self.config.architecture.export_state_dict(tensors, self.config)
@@ -309,7 +322,7 @@ class PretrainedModel(nn.Module):
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """Our name of a parameter → its names in the family's checkpoints; several tensors are stacked in ours."""
         architecture = self.config.architecture
-        prefix = _prefix_of(self.config) if with_prefix else ""
+        prefix = self._prefix() if with_prefix else ""
         encoder_names = {**architecture.names(self.config), "mix": LAYER_MIX}
         head_names = self.head_names()
         table: dict[str, tuple[str, ...]] = {}
@@ -356,7 +369,11 @@ class PretrainedModel(nn.Module):
     @classmethod
     def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:
         """One tensor by its current name or names; empty if the model does not read it."""
-        return config.architecture.renamed(stored.removeprefix(_prefix_of(config)), tensor)
+        architecture = config.architecture
+        prefixes = {architecture.prefix_of(head) for head in ("", *architecture.head_prefixes)}
+        for prefix in prefixes:
+            stored = stored.removeprefix(prefix)
+        return architecture.renamed(stored, tensor)
 
     def stored_prefixes(self) -> tuple[str, ...]:
         """The prefixes of the names of an encoder's weights without the pooler. All weights with them must be read."""
@@ -463,12 +480,6 @@ def _with_constants(
             )
         values[key] = tensor.float().tolist()
     return config.replace(extra=values) if values != config.extra else config
-
-
-def _prefix_of(config: EncoderConfig) -> str:
-    """What the names of the encoder's weights begin with in a checkpoint with a head."""
-    prefix = config.architecture.prefix
-    return f"{prefix}." if prefix else ""
 
 
 def _check_depth(config: EncoderConfig, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -1,6 +1,8 @@
 """Small trained modules that are added to a frozen layer: LoRA, bottleneck adapters, prefixes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,27 @@ from torch import Tensor, nn
 
 from fastenc.nn.evaluation_mode import trains
 from fastenc.ops.gemm import linear
+
+_of_call: ContextVar[str | None] = ContextVar("adaptation of this thread's calls", default=None)
+
+
+@contextmanager
+def adaptation_of_calls(name: str | None) -> Iterator[None]:
+    """Inside the block, calls by this thread use the adaptation of this name; None: the one in use.
+
+    The models are not changed, because other threads would see that.
+    """
+    token = _of_call.set(name)
+    try:
+        yield
+    finally:
+        _of_call.reset(token)
+
+
+def used_name(in_use: str | None) -> str | None:
+    """The name of the adaptation that a call uses; ``in_use``: that of the model."""
+    of_call = None if torch.compiler.is_compiling() else _of_call.get()
+    return in_use if of_call is None else of_call
 
 
 class LowRank(nn.Module):
@@ -58,6 +81,32 @@ class LowRank(nn.Module):
         return torch.block_diag(
             *(self.b[p] if p in self.b else like.new_empty(n, 0) for p, n in self.rows.items())
         )
+
+
+class LowRankRows(nn.Module):
+    """The LoRA addition to a table of vectors.
+
+        delta[i] = scale * A[i] B
+
+    A (rows, rank) is initialised with 0, and B (rank, width) normally distributed, as in the PEFT library.
+
+    Args: scale: alpha / rank.
+    """
+
+    def __init__(self, rows: int, width: int, rank: int, scale: float):
+        super().__init__()
+        self.scale = scale
+        self.a, self.b = (
+            nn.Parameter(torch.zeros(rows, rank)),
+            nn.Parameter(torch.randn(rank, width)),
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.a) @ self.b * self.scale
+
+    def weight(self) -> Tensor:
+        """(rows, width): the sum of this and the table is the merged table."""
+        return self.scale * self.a @ self.b
 
 
 class Bottleneck(nn.Module):

@@ -1,6 +1,6 @@
 """The embeddings of packed tokens: a sum of table rows, a norm, dropout, and an optional projection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from fastenc.ops import tied_embedding_layer_norm
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
+# Table → a function of ids that returns what an adaptation adds to its rows.
+AddedRows = Mapping[str, Callable[[Tensor], Tensor]]
 MASKED_SHARE = 0.15 * 0.8  # of the tokens in ESM's pretraining
 
 
@@ -104,7 +106,11 @@ class Embeddings(nn.Module):
         )
 
     def forward(
-        self, batch: PackedBatch, tied_weight: bool = False, first_position: int = 0
+        self,
+        batch: PackedBatch,
+        tied_weight: bool = False,
+        first_position: int = 0,
+        added: AddedRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Embed the batch's tokens.
 
@@ -112,6 +118,7 @@ class Embeddings(nn.Module):
             tied_weight: also return the word embeddings' weight for a tied decoder
                 (:func:`fastenc.ops.tied_embedding_layer_norm`).
             first_position: added to the position ids.
+            added: see :func:`embed`.
         Returns: (total_tokens, hidden_size); and (vocab_size, width), or None without ``tied_weight``.
         Raises: ValueError for token ids outside the table.
         """
@@ -127,6 +134,7 @@ class Embeddings(nn.Module):
             token_type_ids=types,
             cu_seqlens=batch.cu_seqlens,
             dropout_p=self.dropout_p if trains(self) else 0.0,
+            added=added,
         )
         return x, table if tied_weight else None
 
@@ -159,6 +167,7 @@ def embed(
     inputs_embeds: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     dropout_p: float = 0.0,
+    added: AddedRows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Norm(scale * word + position + token type), then dropout, then the projection.
 
@@ -167,6 +176,7 @@ def embed(
         position_offset: added to position_ids.
         inputs_embeds: (total_tokens, width), taken in place of the words' vectors, without the scale.
         cu_seqlens: int32 (batch+1,), offsets of the sequences, which ``spec.masked`` needs.
+        added: table ("word" or "token_type") → a function of ids that returns what is added to its rows.
     Returns: (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder
         (:func:`fastenc.ops.tied_embedding_layer_norm`).
     Raises: ValueError for token ids outside the table.
@@ -175,7 +185,7 @@ def embed(
     used = [table for table in (t.word, t.position, t.token_type) if table is not None]
     one_dtype = all(table.dtype == t.word.dtype for table in used)
     plain_words = spec.scale == 1.0 and spec.masked is None and inputs_embeds is None
-    one_op = one_dtype and plain_words and not spec.project_first
+    one_op = one_dtype and plain_words and not spec.project_first and not added
     one_op = one_op and not (spec.drop_first and dropout_p > 0)
     if one_op and norm is not None and norm.norm_type == "layer" and t.norm_weight is not None:
         x, tied_weight = tied_embedding_layer_norm(
@@ -195,11 +205,17 @@ def embed(
         )
     else:
         tied_weight = t.word
-        x = _words(spec, t, input_ids, cu_seqlens) if inputs_embeds is None else inputs_embeds
+        added = added or {}
+        x = (
+            _words(spec, t, input_ids, cu_seqlens, added.get("word"))
+            if inputs_embeds is None
+            else inputs_embeds
+        )
         # In transformers' order, so that sums are rounded alike.
         if t.token_type is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             x = x + F.embedding(types, t.token_type)
+            x = x + added["token_type"](types) if "token_type" in added else x
         if t.position is not None and position_ids is not None:
             rows = position_ids + position_offset
             x = x + F.embedding(rows, t.position, t.position_padding_idx)
@@ -228,10 +244,15 @@ def normalised_words(spec: EmbeddingSpec, tables: EmbeddingTables, rows: Tensor)
 
 
 def _words(
-    spec: EmbeddingSpec, tables: EmbeddingTables, input_ids: Tensor, cu_seqlens: Tensor | None
+    spec: EmbeddingSpec,
+    tables: EmbeddingTables,
+    input_ids: Tensor,
+    cu_seqlens: Tensor | None,
+    added: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
-    x = F.embedding(input_ids, tables.word, tables.padding_idx) * spec.scale
+    x = F.embedding(input_ids, tables.word, tables.padding_idx)
+    x = (x if added is None else x + added(input_ids)) * spec.scale
     if spec.masked is None or cu_seqlens is None:
         return x
     return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)

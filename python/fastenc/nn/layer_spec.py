@@ -124,6 +124,7 @@ class LayerSpec:
             but with another weight (Gemma).
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
         norm_types: the types of the norms that end the sublayers.
+    Raises: ValueError for ``own_norms`` with ``cross_norm``: no family has a norm of that sublayer's output.
     """
 
     attention: AttentionSpec
@@ -137,6 +138,11 @@ class LayerSpec:
     norm_types: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.own_norms and self.cross_norm is not None:
+            raise ValueError(
+                "a layer with own_norms cannot attend to a source, got cross_norm: own norms of that sublayer's output "
+                "are not computed"
+            )
         object.__setattr__(self, "features", features_of(self))
         norms = (self.attention_norm, self.cross_norm, self.out_norm)
         types = frozenset(norm.norm_type for norm in norms if norm is not None)

@@ -156,7 +156,7 @@ def _cached(
             examples,
             task.collate,
             folder,
-            per_token=not task.reads_first_token,
+            per_token=not (task.reads_first_token and getattr(model, "pooling", "cls") == "cls"),
             dtype=dtype,
             autocast_dtype=torch.bfloat16 if config.precision == "bf16" else None,
             batch_size=config.batch_size or 32,

@@ -17,7 +17,7 @@ from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.adapters.adapter_checkpoint import is_adapted
 from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.nn.embeddings import embed, normalised_words
+from fastenc.nn.embeddings import AddedRows, embed, normalised_words
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
@@ -168,7 +168,11 @@ class LiveEmbeddings:
         self.position = reading.modules.get("embeddings.position")
 
     def __call__(
-        self, batch: PackedBatch, tied_weight: bool = False, first_position: int = 0
+        self,
+        batch: PackedBatch,
+        tied_weight: bool = False,
+        first_position: int = 0,
+        added: AddedRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         types = self.reading.modules.get("embeddings.token_type")
         one_type = types is None or types.weight.shape[0] == 1
@@ -181,6 +185,7 @@ class LiveEmbeddings:
             token_type_ids=None if one_type else batch.token_type_ids,
             cu_seqlens=batch.cu_seqlens,
             dropout_p=self.reading.embedding_dropout_p,
+            added=added,
         )
         return x, table if tied_weight else None
 

@@ -4,23 +4,29 @@ Models and encoders are recognised by their attributes (``encoder``, ``adapted``
 because the files of these classes import this one.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fastenc.models.adapters.adaptation_state import ENCODER_PARTS
 from fastenc.models.config import EncoderConfig
-from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank
+from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank, LowRankRows
 from fastenc.nn.layer_spec import LayerWeights
 
 if TYPE_CHECKING:
     from fastenc.models.encoder import Encoder
     from fastenc.models.pretrained import PretrainedModel
 
-# The linear layers that LoRA can be added to. A family has either "qkv" or the first three; "gate" only if it is gated.
-LORA_TARGETS = ("query", "key", "value", "qkv", "attention_out", "gate", "up", "down")
+# What LoRA can be added to: the linear layers, and modules outside the layers. A family has either "qkv" or the first
+# three; "gate" only if it is gated.
+LORA_TARGETS = (
+    *("query", "key", "value", "qkv", "attention_out", "gate", "up", "down"),
+    *ENCODER_PARTS,
+)
 
 
 class AdaptableLayer(Protocol):
@@ -41,8 +47,9 @@ class Lora:
         rank: rank of each addition.
         alpha: an addition is scaled by alpha / rank.
         targets: the linear layers, of "query", "key", "value", "attention_out", "up", "down"; "qkv" for a family that
-            keeps the first three in one layer; "gate" for one that has a separate gate. None: "query" and "value", or
-            "qkv".
+            keeps the first three in one layer; "gate" for one that has a separate gate. Also "word" and "token_type",
+            the embeddings' tables (a tied decoder reads the table without the addition), and "pooler". None: "query"
+            and "value", or "qkv".
         dropout_p: probability of dropout on the addition's input, in training.
     Raises: ValueError naming the field, the rule and the value.
     Source: Hu et al. 2021, arXiv:2106.09685.
@@ -64,6 +71,7 @@ class Lora:
     def targets_of(self, config: EncoderConfig) -> tuple[str, ...]:
         """The targets for a model of this configuration. Raises: ValueError for one that its family does not have."""
         known = [t for names in config.architecture.lora_targets(config).values() for t in names]
+        known += encoder_parts(config)
         targets = self.targets
         if targets is None:
             targets = ("query", "value") if "query" in known else ("qkv",)
@@ -89,6 +97,18 @@ class Lora:
                     weights[0].shape[1], rows, wanted, self.rank, scale, self.dropout_p
                 )
         return LayerAdaptation(low_rank=low_rank)
+
+    def parts(self, encoder: "Encoder") -> nn.ModuleDict | None:
+        """The additions outside the layers, or None."""
+        added, scale = nn.ModuleDict(), self.alpha / self.rank
+        for name in ENCODER_PARTS.keys() & {*self.targets_of(encoder.config)}:
+            rows, width = _part(encoder, name).weight.shape
+            if name == "pooler":
+                low_rank = {name: rows}
+                added[name] = LowRank(width, low_rank, (name,), self.rank, scale, self.dropout_p)
+            else:
+                added[name] = LowRankRows(rows, width, self.rank, scale)
+        return added or None
 
 
 @dataclass(frozen=True)
@@ -144,14 +164,28 @@ class PromptTuning:
 
 
 Adaptation = Lora | Adapters | PrefixTuning | PromptTuning
-# What an adaptation adds to an encoder: a prompt, or a module for each layer.
-Additions = nn.Parameter | list[LayerAdaptation]
+
+
+class Additions(NamedTuple):
+    """What an adaptation adds to an encoder: modules for its layers, for modules outside them, or a prompt."""
+
+    layers: Sequence[LayerAdaptation] = ()
+    parts: nn.ModuleDict | None = None
+    prompt: nn.Parameter | None = None
+
+
 METHODS: dict[str, type] = {
     "lora": Lora,
     "adapters": Adapters,
     "prefix": PrefixTuning,
     "prompt": PromptTuning,
 }
+
+
+def encoder_parts(config: EncoderConfig) -> list[str]:
+    """The names of :data:`ENCODER_PARTS` that an encoder of this configuration has."""
+    has = {"token_type": bool(config.type_vocab_size), "pooler": config.pooler}
+    return [name for name in ENCODER_PARTS if has.get(name, True)]
 
 
 def _at_least_one(name: str, value: int) -> None:
@@ -188,7 +222,8 @@ def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> No
             "give a shorter prefix"
         )
     if isinstance(adaptation, Lora):
-        adaptation.targets_of(model.config)
+        for target in ENCODER_PARTS.keys() & {*adaptation.targets_of(encoder.config)}:
+            _part(encoder, target)
     if isinstance(adaptation, PrefixTuning):
         _check_prefix(encoder)
     _check_unmerged(encoder)
@@ -215,11 +250,13 @@ def new_modules(encoder: "Encoder", adaptation: Adaptation) -> Additions:
     if isinstance(adaptation, PromptTuning):
         tokens = torch.randint(weight.shape[0], (adaptation.length,), device=weight.device)
         start = encoder.embeddings.normalised(weight[tokens])
-        return nn.Parameter(start.detach().clone())
-    return [
+        return Additions(prompt=nn.Parameter(start.detach().clone()))
+    layers = [
         adaptation.layer(layer, encoder.config).to(weight).train(layer.training)
         for layer in _layers(encoder)
     ]
+    parts = adaptation.parts(encoder) if isinstance(adaptation, Lora) else None
+    return Additions(layers, None if parts is None else parts.to(weight).train(encoder.training))
 
 
 def add_modules(
@@ -231,10 +268,12 @@ def add_modules(
     for key, parameter in head_parameters(model).items():
         if key in model.first_weights:
             parameter.requires_grad_(True)
-    if isinstance(added, nn.Parameter):
-        encoder.adapted.prompts[name] = added
-    else:
-        for layer, module in zip(_layers(encoder), added, strict=True):
+    if added.prompt is not None:
+        encoder.adapted.prompts[name] = added.prompt
+    if added.parts is not None:
+        encoder.adapted.parts[name] = added.parts
+    if added.layers:
+        for layer, module in zip(_layers(encoder), added.layers, strict=True):
             layer.adaptations[name] = module
     encoder.adapted.descriptions[name] = adaptation
     use_adaptation(model, name)
@@ -264,6 +303,8 @@ def use_adaptation(model: "PretrainedModel", name: str | None) -> None:
     adapted.first_position = used.length if isinstance(used, PrefixTuning) else 0
     for key, parameter in adapted.prompts.items():
         parameter.requires_grad_(key == name)
+    for key, parts in adapted.parts.items():
+        parts.requires_grad_(key == name)
     for layer in _layers(encoder):
         layer.adaptation = None if name is None or name not in layer.adaptations else name
         for key, added in layer.adaptations.items():
@@ -293,14 +334,19 @@ def merge_adaptation(model: "PretrainedModel") -> None:
             f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
         )
     encoder.frozen.drop()
+    of_weights: list[tuple[tuple[Tensor, ...], nn.Module]] = [
+        ((_part(encoder, target).weight,), added)
+        for target, added in adapted.parts_in_use().items()
+    ]
     for layer in _layers(encoder):
         for linear, added in _added_to(layer, name).low_rank.items():
-            weights = layer.weights().of_linear(linear)
-            deltas = cast(LowRank, added).weight().split([weight.shape[0] for weight in weights])
-            for weight, delta in zip(weights, deltas, strict=True):
-                adapted.unmerged_weights.append((weight, weight.clone()))
-                weight.add_(delta.to(weight.dtype))
+            of_weights.append((layer.weights().of_linear(linear), added))
         layer.adaptation = None
+    for weights, added in of_weights:
+        deltas = cast(LowRank, added).weight().split([weight.shape[0] for weight in weights])
+        for weight, delta in zip(weights, deltas, strict=True):
+            adapted.unmerged_weights.append((weight, weight.clone()))
+            weight.add_(delta.to(weight.dtype))
 
 
 @torch.no_grad()
@@ -325,11 +371,30 @@ def encoder_of(model: "PretrainedModel") -> "Encoder":
     return cast("Encoder", getattr(model, "encoder", model))
 
 
+def name_of_task(task: str) -> str:
+    """The name of the adaptation for a checkpoint's task ("retrieval.query"): letters, digits and underscores."""
+    return re.sub(r"\W", "_", task)
+
+
 def added_modules(encoder: "Encoder", name: str) -> Additions:
     """The modules or the prompt that an adaptation added to an encoder."""
-    if name in encoder.adapted.prompts:
-        return encoder.adapted.prompts[name]
-    return [_added_to(layer, name) for layer in _layers(encoder)]
+    adapted = encoder.adapted
+    if name in adapted.prompts:
+        return Additions(prompt=adapted.prompts[name])
+    parts = cast(nn.ModuleDict, adapted.parts[name]) if name in adapted.parts else None
+    return Additions([_added_to(layer, name) for layer in _layers(encoder)], parts)
+
+
+def _part(encoder: "Encoder", target: str) -> nn.Embedding | nn.Linear:
+    """The module of a LoRA target outside the layers. Raises: ValueError if the encoder does not have it."""
+    owner, _, name = ENCODER_PARTS[target].rpartition(".")
+    part = getattr(getattr(encoder, owner) if owner else encoder, name, None)
+    if part is None:
+        raise ValueError(
+            f"LoRA cannot be added to {target!r} of this {type(encoder).__name__}, which has no such module: leave "
+            "it out of targets"
+        )
+    return part
 
 
 def _layers(encoder: "Encoder") -> list[AdaptableLayer]:

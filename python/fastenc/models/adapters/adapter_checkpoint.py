@@ -7,16 +7,18 @@ with a prefix, ignore token types. PEFT has no format for bottlenecks and prompt
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.models import checkpoint
+from fastenc.models.adapters.adaptation_state import ENCODER_PARTS
 from fastenc.models.adapters.adaptations import (
     Adaptation,
     Adapters,
@@ -28,13 +30,17 @@ from fastenc.models.adapters.adaptations import (
     added_modules,
     check_new,
     encoder_of,
+    encoder_parts,
     head_parameters,
+    name_of_task,
     new_modules,
+    use_adaptation,
 )
-from fastenc.nn.adaptation import LayerAdaptation, LowRank
+from fastenc.nn.adaptation import LowRank, LowRankRows
 from fastenc.text.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
+    from fastenc.models.encoder import Encoder
     from fastenc.models.pretrained import PretrainedModel
 
 BASE, PROMPT = "base_model.", "prompt_embeddings"
@@ -85,20 +91,77 @@ def write(folder: Path, model: "PretrainedModel") -> None:
 
     Raises: ValueError when the model does not know which checkpoint its encoder came from.
     """
-    encoder = encoder_of(model)
-    name = encoder.adapted.current
+    name = encoder_of(model).adapted.current
     assert name is not None  # is_adapted(model)
     if model.base is None:
         raise ValueError(
             "an adaptation is saved with the path of its encoder's checkpoint, got an encoder that was not loaded from "
             "a checkpoint: save it before adding the adaptation, and load it from there"
         )
-    adaptation = encoder.adapted.in_use()
+    _write(folder, model, name, model.base)
+
+
+def write_tasks(folder: Path, encoder: "Encoder") -> None:
+    """Write each adaptation that the checkpoint has for a task into a folder of its name, in a model's folder."""
+    for name in encoder.adapted.tasks:
+        _write(folder / name, encoder, name, str(folder))
+
+
+def read_tasks(folder: Path, encoder: "Encoder") -> None:
+    """Add what :func:`write_tasks` wrote, and keep the adaptation in use.
+
+    Raises: ValueError for a missing or damaged file.
+    """
+    in_use, tasks = encoder.adapted.current, [*encoder.config.architecture.tasks(encoder.config)]
+    for name in map(name_of_task, tasks):
+        _add_from(folder / name, encoder, name)
+    _name_tasks(encoder, tasks, in_use)
+
+
+def add_tasks(
+    model: "PretrainedModel", tasks: Mapping[str, Mapping[str, Tensor]], folder: Path
+) -> None:
+    """Add a LoRA for each task, and use none of them.
+
+    Args:
+        model: an encoder without a head.
+        tasks: task → the matrices by PEFT's names without its prefixes.
+        folder: the checkpoint, for error messages.
+    """
+    encoder = encoder_of(model)
+    for task, tensors in tasks.items():
+        targets = [
+            target
+            for target, modules in _modules_by_target(encoder).items()
+            if any(f"{module}.lora_" in key for module in modules for key in tensors)
+        ]
+        values = encoder.config.architecture.lora_of_tasks(encoder.config)
+        lora = Lora(targets=targets, **values)
+        _add(encoder, lora, tensors, name_of_task(task), checkpoint.weights_file(folder))
+    _name_tasks(encoder, [*tasks], None)
+
+
+def _name_tasks(encoder: "Encoder", tasks: Sequence[str], in_use: str | None) -> None:
+    encoder.adapted.tasks = tuple(map(name_of_task, tasks))
+    use_adaptation(encoder, in_use)
+
+
+def _modules_by_target(model: "PretrainedModel") -> dict[str, list[str]]:
+    """LoRA target → the checkpoint's modules."""
+    modules: dict[str, list[str]] = {}
+    for name, target, _ in _lora_modules(model):
+        modules.setdefault(target, []).append(name)
+    return modules
+
+
+def _write(folder: Path, model: "PretrainedModel", name: str, base: str) -> None:
+    encoder = encoder_of(model)
+    adaptation = encoder.adapted.descriptions[name]
     tasks = {part: task for task, part in checkpoint.PEFT_TASKS.items()}
     values = {
         "peft_type": TYPES[type(adaptation)],
         "task_type": tasks.get(model.architecture),
-        "base_model_name_or_path": model.base,
+        "base_model_name_or_path": base,
         "inference_mode": True,
         **_config(model, adaptation),
     }
@@ -176,8 +239,20 @@ def _add_from(folder: Path, model: "PretrainedModel", name: str) -> None:
     where = folder / checkpoint.ADAPTER_CONFIG
     adaptation = adaptation_of(checkpoint.read_adapter_config(folder), model, where)
     check_new(model, adaptation, name)
+    stored = checkpoint.read_adapter_tensors(folder)
+    _add(model, adaptation, stored, name, folder / checkpoint.ADAPTER_WEIGHTS)
+
+
+def _add(
+    model: "PretrainedModel",
+    adaptation: Adaptation,
+    tensors: Mapping[str, Tensor],
+    name: str,
+    where: Path,
+) -> None:
+    """Add an adaptation with the values of a file's ``tensors``, and use it."""
     added = new_modules(encoder_of(model), adaptation)
-    stored = _stored_values(folder, model, adaptation, added)
+    stored = _stored_values(tensors, where, model, adaptation, added)
     add_modules(model, adaptation, added, name)
     with torch.no_grad():
         for tensor, value in stored:
@@ -185,23 +260,26 @@ def _add_from(folder: Path, model: "PretrainedModel", name: str) -> None:
 
 
 def _stored_values(
-    folder: Path, model: "PretrainedModel", adaptation: Adaptation, modules: Additions
+    tensors: Mapping[str, Tensor],
+    where: Path,
+    model: "PretrainedModel",
+    adaptation: Adaptation,
+    modules: Additions,
 ) -> list[tuple[Tensor, Tensor]]:
     """(tensor, its value in the file) for each tensor of the modules and of the model's head.
 
     Raises: ValueError for a file that is damaged or belongs to another model.
     """
-    where = folder / checkpoint.ADAPTER_WEIGHTS
     prefix = _model_prefix(model)
     plain = lambda key: key.removeprefix(BASE).removeprefix("model.").removeprefix(prefix)
-    stored = {plain(key): value for key, value in checkpoint.read_adapter_tensors(folder).items()}
+    stored = {plain(key): value for key, value in tensors.items()}
     added, head = _added(model, adaptation, modules), _head(model, with_prefix=False)
     if missing := added.keys() - stored.keys():
         raise ValueError(f"{where} lacks {min(missing)}: does it belong to this model?")
     if surplus := [key for key in stored if ".lora_" in key and key not in added]:
         raise ValueError(
-            f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward alone: "
-            "train it without that module"
+            f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward, the "
+            "embeddings and the pooler alone: train it without that module"
         )
     # PEFT stores the modules of a head that modules_to_save names. The others keep the base model's values.
     held = head.keys() & stored.keys()
@@ -213,15 +291,15 @@ def _stored_values(
         )
     targets = {**added, **{key: [head[key][1]] for key in head if key in held}}
     values: list[tuple[Tensor, Tensor]] = []
-    for key, tensors in targets.items():
-        widths = [tensor.shape[-1] for tensor in tensors]
-        expected = (*tensors[0].shape[:-1], sum(widths))
+    for key, parts in targets.items():
+        widths = [tensor.shape[-1] for tensor in parts]
+        expected = (*parts[0].shape[:-1], sum(widths))
         if stored[key].shape != expected:
             raise ValueError(
                 f"{where}: {key} has shape {tuple(stored[key].shape)}, the model's is {expected}: "
                 "does it belong to this model?"
             )
-        values += zip(tensors, stored[key].split(widths, -1), strict=True)
+        values += zip(parts, stored[key].split(widths, -1), strict=True)
     return values
 
 
@@ -230,7 +308,7 @@ def _config(model: "PretrainedModel", adaptation: Adaptation) -> dict[str, Any]:
         chosen = [
             name
             for name, target, _ in _lora_modules(model)
-            if target in adaptation.targets_of(model.config)
+            if target in adaptation.targets_of(encoder_of(model).config)
         ]
         return {
             "r": adaptation.rank,
@@ -260,31 +338,40 @@ def _added(
 ) -> dict[str, list[Tensor]]:
     """Name in the file, without prefixes of PEFT and of a head → the tensors with its values, which the file holds
     concatenated along the last dimension."""
-    if isinstance(modules, nn.Parameter):
-        return {PROMPT: [modules.detach()]}
+    if modules.prompt is not None:
+        return {PROMPT: [modules.prompt.detach()]}
     if isinstance(adaptation, PrefixTuning):
-        prefixes = [added.prefix for added in modules if added.prefix is not None]
+        prefixes = [added.prefix for added in modules.layers if added.prefix is not None]
         return {PROMPT: [prefix.detach().flatten(1) for prefix in prefixes]}
     if isinstance(adaptation, Lora):
         return {
-            f"{module}.lora_{letter}.weight": [matrix.detach()]
+            f"{module}.lora_{name}": [matrix.detach()]
             for module, target, layer in _lora_modules(model)
-            if target in adaptation.targets_of(model.config)
-            for letter, matrix in _matrices(model, modules[layer], target).items()
+            if target in adaptation.targets_of(encoder_of(model).config)
+            for name, matrix in _matrices(model, modules, target, layer).items()
         }
     return {
         f"layers.{number}.{key}": [parameter.detach()]
-        for number, added in enumerate(modules)
+        for number, added in enumerate(modules.layers)
         for key, parameter in added.named_parameters()
     }
 
 
-def _matrices(model: "PretrainedModel", added: LayerAdaptation, target: str) -> dict[str, Tensor]:
-    targets = model.config.architecture.lora_targets(model.config)
-    linear = next(name for name, several in targets.items() if target in several)
-    low_rank = added.low_rank[linear]
+def _matrices(
+    model: "PretrainedModel", modules: Additions, target: str, layer: int | None
+) -> dict[str, Tensor]:
+    """The end of PEFT's name → the matrix that it names."""
+    if layer is None:
+        assert modules.parts is not None  # one of its targets is asked for
+        low_rank = modules.parts[target]
+        if isinstance(low_rank, LowRankRows):
+            return {"embedding_A": low_rank.a.T, "embedding_B": low_rank.b.T}
+    else:
+        targets = model.config.architecture.lora_targets(model.config)
+        linear = next(name for name, several in targets.items() if target in several)
+        low_rank = modules.layers[layer].low_rank[linear]
     assert isinstance(low_rank, LowRank)
-    return {"A": low_rank.a[target], "B": low_rank.b[target]}
+    return {"A.weight": low_rank.a[target], "B.weight": low_rank.b[target]}
 
 
 def _head(model: "PretrainedModel", with_prefix: bool) -> dict[str, tuple[str, Tensor]]:
@@ -309,15 +396,19 @@ def _prefix(model: "PretrainedModel") -> str:
 
 
 def _model_prefix(model: "PretrainedModel") -> str:
-    prefix = model.config.architecture.prefix
-    return f"{prefix}." if prefix else ""
+    return model.config.architecture.prefix_of(model.architecture)
 
 
-def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int]]:
-    """(the encoder's name of the module, LoRA target, layer's number) of every linear layer of the checkpoint."""
+def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int | None]]:
+    """(the encoder's name of the module, LoRA target, layer's number or None outside the layers) of every module of the
+    checkpoint that LoRA can be added to."""
     architecture = model.config.architecture
     names, targets = architecture.names(model.config), architecture.lora_targets(model.config)
-    modules = []
+    modules: list[tuple[str, str, int | None]] = [
+        (theirs, target, None)
+        for target in encoder_parts(encoder_of(model).config)
+        if isinstance(theirs := names.get(ENCODER_PARTS[target]), str)
+    ]
     for layer in range(len(encoder_of(model).layers)):
         for linear, several in targets.items():
             theirs = names[f"layers.{layer}.{linear}"]
@@ -338,10 +429,11 @@ def _lora_targets(model: "PretrainedModel", wanted: Any, where: Path) -> tuple[s
         if isinstance(wanted, str)
         else (lambda name: any(f".{name}".endswith(f".{e.removeprefix(prefix)}") for e in wanted))
     )
-    chosen = [(target, layer) for name, target, layer in _lora_modules(model) if matches(name)]
-    targets = tuple(dict.fromkeys(target for target, _ in chosen))
+    chosen = [target for name, target, _ in _lora_modules(model) if matches(name)]
+    targets = tuple(dict.fromkeys(chosen))
     layers = len(encoder_of(model).layers)
-    if not chosen or len(chosen) != len(targets) * layers:
+    times = {target: 1 if target in ENCODER_PARTS else layers for target in targets}
+    if not chosen or any(chosen.count(target) != times[target] for target in targets):
         raise ValueError(
             f"{where}: target_modules must name the same linear layers in all {layers} layers, "
             f"got {wanted!r}: use PEFT for this adaptation"

@@ -83,7 +83,7 @@ class HeadSpec:
         names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
             → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
-        dense_bias: whether the dense layer has a bias.
+        dense_bias, out_bias: whether the dense layer and the last linear layer have a bias.
         decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
         dropout_before: whether dropout precedes the dense layer or the sublayer.
         dropout_before_p: its probability; None: that of the dropout before the last linear layer.
@@ -94,6 +94,7 @@ class HeadSpec:
     names: dict[str, str]
     activation: str | None = "gelu"
     dense_bias: bool = True
+    out_bias: bool = True
     decoder_has_bias: bool = True
     dropout_before: bool = False
     dropout_before_p: float | None = None
@@ -114,6 +115,7 @@ class Architecture:
         class_prefix: first part of the names of transformers' classes ("Bert").
         remote_name: model_type in checkpoints of the hub's remote code, or None.
         prefix: prefix of the encoder's weights in a checkpoint with a head.
+        head_prefixes: class of a head ("ForQuestionAnswering") → its prefix, where it is another.
         bare_class: name of transformers' class of the encoder without head, without ``class_prefix``.
         live_path: path of the encoder in transformers' base model, "" if the base model is the encoder.
         config_names: field of EncoderConfig → key in config.json.
@@ -135,12 +137,15 @@ class Architecture:
         constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
             its values.
         takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
+        task_keys: keys of config.json that describe adaptations for tasks (:meth:`tasks`), which only an encoder
+            without a head keeps.
     """
 
     name: ClassVar[str]
     class_prefix: ClassVar[str]
     remote_name: ClassVar[str | None] = None
     prefix: ClassVar[str]
+    head_prefixes: ClassVar[dict[str, str]] = {}
     bare_class: ClassVar[str] = "Model"
     live_path: ClassVar[str] = ""
     config_names: ClassVar[dict[str, str]] = BERT_CONFIG
@@ -170,6 +175,7 @@ class Architecture:
     eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
     takes_inputs_embeds: ClassVar[bool] = True
+    task_keys: ClassVar[tuple[str, ...]] = ()
 
     # Configuration
 
@@ -363,9 +369,10 @@ class Architecture:
         raise NotImplementedError
 
     def classifier_pooling(self, config: EncoderConfig) -> str:
-        """The pooling for the classification head if there is no pooler: "cls", "mean", or "late".
+        """The pooling for the classification head if there is no pooler: "cls", "mean", "last" or "late".
 
-        "late" is the mean of what the head's dense layer makes of each token.
+        "last" is the last token that is not padding (:func:`fastenc.packing.last_tokens`). "late" is the mean of what
+        the head's dense layer makes of each token.
         """
         return "cls"
 
@@ -407,6 +414,11 @@ class Architecture:
 
     # Names
 
+    def prefix_of(self, head: str) -> str:
+        """What the encoder's names begin with in a checkpoint with this head; "": nothing."""
+        prefix = self.head_prefixes.get(head, self.prefix)
+        return f"{prefix}." if prefix else ""
+
     # The path under which a checkpoint's layers are numbered; None if these are not our layers.
     layers_path: ClassVar[str | None] = None
 
@@ -435,6 +447,25 @@ class Architecture:
     ) -> dict[str, Tensor]:
         """The tensors of a checkpoint by the names that transformers writes, from those by :meth:`names`."""
         return tensors
+
+    # Adaptations for tasks
+
+    def tasks(self, config: EncoderConfig) -> dict[str, str]:
+        """Task for which a checkpoint has a LoRA → the instruction that it puts before each text."""
+        return {}
+
+    def lora_of_tasks(self, config: EncoderConfig) -> ConfigValues:
+        """``rank``, ``alpha`` and ``dropout_p`` of the LoRA of :meth:`tasks`."""
+        raise NotImplementedError
+
+    def take_lora(
+        self, config: EncoderConfig, tensors: dict[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Take the matrices of :meth:`tasks` out of a checkpoint's ``tensors``.
+
+        Returns: task → its matrices by PEFT's names without its prefixes; empty if ``tensors`` has none.
+        """
+        return {}
 
     # Encoder-decoders
 

@@ -59,7 +59,7 @@ class EuroBert(Architecture):
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "classifier"}, dropout_after=False
     )
-    question_answerer = None
+    question_answerer: ClassVar[HeadSpec | None] = None
     supported = {}
     rules = {
         "num_key_value_heads": COUNT.or_none(),

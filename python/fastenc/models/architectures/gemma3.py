@@ -29,6 +29,10 @@ class Gemma3(Qwen3):
         "head_dim": 256,
         "max_positions": 131_072,
     }
+    # transformers has no other heads for it.
+    token_classifier = None
+    question_answerer = None
+    head_prefixes = {}
     new_config = Qwen3.new_config | {"activation": "gelu_pytorch_tanh", "max_positions": 131_072}
     needed = {"use_bidirectional_attention": True}
     supported = {"attn_logit_softcapping": None}

@@ -2,17 +2,26 @@
 arXiv:2409.10173.
 
 Checkpoints of the hub's remote code (model_type "xlm-roberta" with ``rotary_emb_base``, ``mixer.Wqkv``) are read too;
-checkpoints are written in transformers' names.
+checkpoints are written in transformers' names. The remote code's checkpoints have a LoRA for each task, on every linear
+layer and on the embeddings. They are written in folders of the PEFT library.
 """
 
 import re
 
+import torch
 from torch import Tensor
 
 from fastenc.models.architectures.base import BERT_CONFIG, Biases, HeadSpec, Names, split_rows
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.roberta import Roberta
-from fastenc.models.architectures.values import ConfigValues
+from fastenc.models.architectures.values import (
+    COUNT,
+    NAMES,
+    POSITIVE,
+    PROBABILITY,
+    TABLE,
+    ConfigValues,
+)
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.ops.activation import ACTIVATIONS
 
@@ -42,6 +51,17 @@ class JinaEmbeddingsV3(NomicBert):
     lm_head = Roberta.lm_head
     classifier = Roberta.classifier
     question_answerer = HeadSpec({"out": "qa_outputs"}, dropout_after=False)
+    task_keys = (
+        *("lora_adaptations", "lora_rank", "lora_alpha", "lora_dropout_p", "task_instructions"),
+        *("lora_main_params_trainable", "load_trained_adapters"),
+    )
+    rules = NomicBert.rules | {
+        "lora_adaptations": NAMES,
+        "lora_rank": COUNT,
+        "lora_alpha": POSITIVE,
+        "lora_dropout_p": PROBABILITY,
+        "task_instructions": TABLE,
+    }
 
     def describes(self, values: ConfigValues) -> bool:
         """Also the remote code's config.json, which says that it is an XLM-RoBERTa."""
@@ -52,11 +72,6 @@ class JinaEmbeddingsV3(NomicBert):
     def normalize_config(self, values: ConfigValues) -> ConfigValues:
         if values["model_type"] == self.name:
             return values
-        if values.get("lora_adaptations"):
-            raise ValueError(
-                f"config.json: lora_adaptations must be empty, got {values['lora_adaptations']!r}: these additions to "
-                "weights and embeddings are not computed; take the files for transformers' own class"
-            )
         dropped = ("auto_map", "position_embedding_type", "rotary_emb_base")
         kept = {key: value for key, value in values.items() if key not in dropped}
         names = [name.removeprefix("XLMRoberta") for name in values.get("architectures") or []]
@@ -89,7 +104,37 @@ class JinaEmbeddingsV3(NomicBert):
             }
         return names
 
+    def tasks(self, config) -> dict[str, str]:
+        instructions = config.extra.get("task_instructions") or {}
+        names = config.extra.get("lora_adaptations") or []
+        if not config.extra.get("load_trained_adapters", True):
+            return {}
+        return {name: str(instructions.get(name, "")) for name in names}
+
+    def lora_of_tasks(self, config) -> ConfigValues:
+        extra = config.extra
+        alpha, p = float(extra.get("lora_alpha", 1)), extra.get("lora_dropout_p", 0.0)
+        return {"rank": extra.get("lora_rank", 4), "alpha": alpha, "dropout_p": p}
+
+    def take_lora(self, config, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        stored = {name: tensors.pop(name) for name in [*tensors] if ".lora_" in name}
+        tasks = [*self.tasks(config)] if stored else []
+        for name, tensor in stored.items():
+            if tensor.shape[0] != len(tasks):
+                raise ValueError(
+                    f"{name} must have a matrix for each of the {len(tasks)} lora_adaptations of config.json, got "
+                    f"shape {tuple(tensor.shape)}: do the two files belong together?"
+                )
+        return {
+            task: {name: tensor[i] for name, tensor in stored.items()}
+            for i, task in enumerate(tasks)
+        }
+
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        name = name.replace(".parametrizations.weight.original", ".weight")
+        lora = re.match(r"(.+)\.parametrizations\.weight\.0\.lora_([AB])$", name)
+        if lora:
+            return self._renamed_lora(lora[1], lora[2], tensor)
         name = name.removeprefix("roberta.").replace("emb_ln.", "embeddings.LayerNorm.")
         name = name.removeprefix("encoder.")
         in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
@@ -99,3 +144,18 @@ class JinaEmbeddingsV3(NomicBert):
         if in_layer and in_layer[2] in HUB_LAYER:
             name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
         return {name: tensor}
+
+    def _renamed_lora(self, module: str, letter: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A module's LoRA matrices (tasks, rows, columns) by PEFT's names. In the files q, k and v share A."""
+        if tensor.dim() != 3:
+            raise ValueError(
+                f"{module}: lora_{letter} must be (tasks, rows, columns), got {tuple(tensor.shape)}: is the file "
+                "damaged?"
+            )
+        weights = self.renamed(f"{module}.weight", torch.empty(3, device="meta"))
+        modules = [name.removesuffix(".weight") for name in weights]
+        if module.endswith("_embeddings"):
+            return {f"{modules[0]}.lora_embedding_{letter}": tensor.transpose(1, 2)}
+        parts = tensor.chunk(len(modules), 1) if letter == "B" else [tensor] * len(modules)
+        names = [f"{each}.lora_{letter}.weight" for each in modules]
+        return dict(zip(names, parts, strict=True))

@@ -58,6 +58,10 @@ POSITIVE = number("a finite number above 0", lambda value: value > 0)
 PROBABILITY = number("in [0, 1)", lambda value: 0 <= value < 1)
 SWITCH = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT = Rule("a text", lambda value: isinstance(value, str))
+NAMES = Rule(
+    "a list of names",
+    lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+).or_none()
 TABLE = Rule("an object", lambda value: isinstance(value, dict)).or_none()
 ACTIVATION = one_of(ACTIVATIONS)
 

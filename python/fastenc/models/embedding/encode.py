@@ -11,6 +11,7 @@ from fastenc._base.transfer import send
 from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.quantization import check_precision, check_texts, quantize_vectors
 from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.nn.adaptation import adaptation_of_calls
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
 from fastenc.packing import length_sorted_batches, pack_sequences
@@ -26,6 +27,7 @@ def encode(
     normalize: bool | None = None,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    task: str | None = None,
     truncate_dim: int | None = None,
     precision: str = "float32",
     show_progress: bool | None = None,
@@ -46,6 +48,9 @@ def encode(
             ``truncate_dim`` as in sentence-transformers, else True.
         prompt: put before each text, such as "query: ".
         prompt_name: the name of one of the checkpoint's prompts, in place of ``prompt``.
+        task: one of the tasks for which the checkpoint has a LoRA ("retrieval.query" of jina-embeddings-v3). Without
+            prompt and prompt_name, the checkpoint's instruction for the task is put before each text. None: the model
+            as it is.
         truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka); None: all.
         precision: "float32": the vectors as they are; "int8", "uint8", "binary" or "ubinary": see
             :func:`fastenc.models.embedding.quantization.quantize_vectors`, with the ranges of these texts.
@@ -53,9 +58,9 @@ def encode(
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
         hidden_size, ``truncate_dim`` or that of the precision.
-    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, prompt name or
-        precision, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt if the checkpoint pools
-        without the prompt's tokens.
+    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, prompt name,
+        task or precision, a task in int8, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt
+        if the checkpoint pools without the prompt's tokens.
     """
     if encoder.tokenizer is None:
         raise ValueError(
@@ -72,6 +77,9 @@ def encode(
         raise ValueError(
             f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
         )
+    adaptation, instruction = (None, None) if task is None else encoder.adaptation_of_task(task)
+    if prompt is None and prompt_name is None:
+        prompt = instruction
     prompt = settings.prompt_of(prompt, prompt_name)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -92,7 +100,13 @@ def encode(
         show_progress = False
     weight = encoder.embeddings.word.weight
     vectors = [weight.new_empty((0, width))[:, :truncate_dim]]
-    with without_dropout(), encoder.frozen.during_call(encoder, calls=len(batches)):
+    # Frozen weights are for layers without additions.
+    frozen_calls = len(batches) if adaptation is None else 0
+    with (
+        without_dropout(),
+        adaptation_of_calls(adaptation),
+        encoder.frozen.during_call(encoder, calls=frozen_calls),
+    ):
         for chosen in progress_bar(batches, "encode", "batch", show_progress):
             batch = pack_sequences([ids[index] for index in chosen]).to(weight.device)
             pooled = encoder.pooled_vectors(batch, pooling)

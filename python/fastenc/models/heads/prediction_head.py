@@ -17,7 +17,7 @@ class PredictionHead(nn.ModuleDict):
     of the dense layer's.
 
     x: (rows, hidden_size); logits: (rows, outputs). Modules: "dense" (W, b), "up", "down", "norm", "out" (W_out,
-    b_out).
+    b_out or none).
     Raises: ValueError for a family that has no such head.
     """
 
@@ -43,7 +43,7 @@ class PredictionHead(nn.ModuleDict):
         if "norm" in spec.names:
             bias = config.architecture.biases(config).norm
             self["norm"] = make_norm(NormSpec("layer", config.eps), width, bias)
-        self["out"] = nn.Linear(width, outputs)
+        self["out"] = nn.Linear(width, outputs, bias=spec.out_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.transform(x))

@@ -19,7 +19,7 @@ from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.nn.pooling import pool
 from fastenc.ops.labelled import IGNORED
-from fastenc.packing import Documents, PackedBatch, first_tokens, single_chunks
+from fastenc.packing import Documents, PackedBatch, first_tokens, last_tokens, single_chunks
 from fastenc.text.long_texts import LongTexts
 
 PROBLEM_TYPES = ("single_label_classification", "regression", "multi_label_classification")
@@ -29,7 +29,8 @@ class SequenceClassifier(PretrainedModel):
     """Predicts one label, several labels, or one number for a sequence or a pair of sequences, with the family's head.
 
     BERT's head is a linear layer over the pooler. Those of RoBERTa (tanh), ELECTRA (GELU) and DistilBERT (ReLU) are a
-    dense layer over the first token, activation and a linear layer, with dropout before each linear layer.
+    dense layer over the first token, activation and a linear layer, with dropout before each linear layer. Those of
+    Qwen3 and Gemma 3 are a linear layer without bias over the last token that is not padding.
 
     With chunks, the head's inputs (pooler's output or first token) of a document's chunks are aggregated to one vector
     (:mod:`fastenc.models.heads.chunk_aggregation`), and the head computes one result per document. Weights of the
@@ -170,6 +171,9 @@ class SequenceClassifier(PretrainedModel):
             return output.pooled
         if self.pooling == "late":
             return pool(self.head.transform(output.last_hidden_state), batch.cu_seqlens, "mean")
+        if self.pooling == "last":
+            rows = last_tokens(batch, self.config.pad_token_id)
+            return output.last_hidden_state.index_select(0, rows)
         return pool(output.last_hidden_state, batch.cu_seqlens, self.pooling)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:

@@ -1,0 +1,125 @@
+"""Models of long documents on a CPU: a text of 4,096 tokens through two layers of base size, forward and backward.
+
+Random weights, float32, no dropout. Longformer's first token is global, as in classification. BigBird's blocks are
+those of evaluation. The states of the patched model, and the gradient of its first layer's query weights, are compared
+with Hugging Face's before anything is timed.
+"""
+
+from functools import partial
+
+import torch
+
+from benchmarks._harness import ON_GPU, compare, run_groups
+from benchmarks._products import FLOOR
+from fastenc import patch
+from fastenc.ops.gemm import gemm
+
+TABLES = {"long_documents": "Models of long documents: 4,096 tokens, two layers of base size"}
+NOTE = (
+    "Float32, one text, forward as in inference, and forward with backward. The products alone are those that fastenc "
+    "computes: q, k, v, the attention's output and the feed-forward layer, with both gradients of each. "
+)
+LENGTH, LAYERS, HIDDEN, INNER = 4096, 2, 768, 3072
+SIZES = dict(
+    vocab_size=1000,
+    num_hidden_layers=LAYERS,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+# (class, class of its configuration, changes to the configuration's defaults)
+MODELS = {
+    f"Longformer, window {window}": (
+        "LongformerModel",
+        "LongformerConfig",
+        dict(attention_window=[window] * LAYERS, max_position_embeddings=LENGTH + 2),
+    )
+    for window in (512, 64)
+}
+MODELS["BigBird, block_sparse"] = (
+    "BigBirdModel",
+    "BigBirdConfig",
+    dict(attention_type="block_sparse", max_position_embeddings=LENGTH),
+)
+
+
+def transformers_model(name: str) -> torch.nn.Module:
+    """A model with random weights, the same at every call."""
+    import transformers
+
+    model_class, config_class, changes = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**SIZES, **changes)
+    return getattr(transformers, model_class)(config, add_pooling_layer=False).eval()
+
+
+def products(with_gradients: bool) -> None:
+    """The matrix products of the layers and nothing between them."""
+    for _ in range(LAYERS):
+        for inner, outer in (
+            (HIDDEN, 3 * HIDDEN),
+            (HIDDEN, HIDDEN),
+            (HIDDEN, INNER),
+            (INNER, HIDDEN),
+        ):
+            x, weight = torch.zeros(LENGTH, inner), torch.zeros(outer, inner)
+            y = gemm(x, weight.t())
+            if with_gradients:
+                gemm(y, weight)
+                gemm(y.t(), x)
+
+
+def measure(name: str) -> dict[str, dict]:
+    models = {
+        "Hugging Face": transformers_model(name),
+        "Hugging Face, patched by fastenc": patch(transformers_model(name)),
+    }
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, SIZES["vocab_size"], (1, LENGTH), generator=generator)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if name.startswith("Longformer"):
+        given["global_attention_mask"] = torch.zeros_like(ids)
+        given["global_attention_mask"][:, 0] = 1
+    dy = torch.randn(1, LENGTH, HIDDEN, generator=generator)
+
+    def forward(model: torch.nn.Module) -> torch.Tensor:
+        with torch.no_grad():
+            return model(**given).last_hidden_state
+
+    def step(model: torch.nn.Module) -> torch.Tensor:
+        model.zero_grad()
+        model(**given).last_hidden_state.backward(dy)
+        (gradient,) = (p.grad for key, p in model.named_parameters() if QUERY in key)
+        return gradient
+
+    rows = {}
+    for direction, run in (("forward", forward), ("forward and backward", step)):
+        truth = run(models["Hugging Face"]).clone()
+
+        def check(provider: str, result: torch.Tensor | None, truth=truth) -> str | None:
+            if result is None:
+                return None
+            error = ((result - truth).norm() / truth.norm()).item()
+            return None if error < 1e-4 else f"relative error {error:.2g}"
+
+        providers = {provider: partial(run, model) for provider, model in models.items()}
+        providers[FLOOR] = partial(products, run is step)
+        rows[f"{name}, {direction}"] = compare(
+            providers, baseline="Hugging Face", check=check, seconds=4, min_rounds=3
+        )
+    return rows
+
+
+QUERY = "encoder.layer.0.attention.self.query.weight"
+
+
+def main() -> None:
+    if ON_GPU:
+        print(
+            "a benchmark of CPUs: global_window_attention and block_sparse_attention run on a GPU"
+        )
+        return
+    run_groups("long_documents", {name: partial(measure, name) for name in MODELS})
+
+
+if __name__ == "__main__":
+    main()
