@@ -209,8 +209,9 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
             *a.window,
         )
     else:
-        # In float32, as in the one op; else in the weights' dtype.
-        attended = attend(_project(x.float() if in_one_op else x, w, spec, packed), layer_call)
+        # In float32 as in the one op, and as with packed weights, which bfloat16 has where it is emulated.
+        widens = in_one_op or (x.dtype == torch.bfloat16 and gemm.emulates_bfloat16())
+        attended = attend(_project(x.float() if widens else x, w, spec, packed), layer_call)
     out, norm, before = (
         take("attention_out", (w.attention_out_weight,)),
         spec.attention_norm,
@@ -309,7 +310,7 @@ def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
 
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
     """The product with q, k and v."""
-    if packed is None and spec.attention.position_terms:
+    if packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype:
         return stacked_linear(x, w.qkv_weights, w.qkv_biases)
     return product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
 
