@@ -134,14 +134,14 @@ def test_real_tokenizer_keeps_its_ids(tmp_path):
 
 def test_bad_input_is_named(tmp_path):
     for options, message in (
-        (dict(kind="char"), "kind must be one of .* got 'char'"),
-        (dict(kind="bpe", vocab_size=100), r"vocab_size must hold .* got 100.*at least 261"),
+        (dict(model_type="char"), "model_type must be one of .* got 'char'"),
+        (dict(model_type="bpe", vocab_size=100), r"vocab_size must hold .* got 100.*at least 261"),
         (
-            dict(kind="wordpiece", vocab_size=20),
+            dict(model_type="wordpiece", vocab_size=20),
             "vocab_size must hold the 5 special tokens and every character .* got 20",
         ),
         (
-            dict(kind="unigram", vocab_size=10),
+            dict(model_type="unigram", vocab_size=10),
             "vocab_size must hold the 5 special tokens and every character .* got 10",
         ),
     ):
