@@ -1,5 +1,6 @@
 """The resources of the compiled CUDA source, without a GPU."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -25,13 +26,14 @@ BUDGETS = {
 @pytest.mark.skipif(NVCC is None, reason="there is no nvcc")
 def test_every_kernel_keeps_its_budget():
     source = Path(cuda_binaries.ROOT, "csrc", "cuda", "masked_cross_entropy.cu")
-    usages = cuda_binaries.compile_for([80, 90, 100], source, NVCC)
-    assert len(usages) == 3 * len(BUDGETS)
+    architectures = [80, 90, 100] if os.environ.get("FASTENC_ALL_KERNELS") else [90]
+    usages = cuda_binaries.compile_for(architectures, source, NVCC)
+    assert len(usages) == len(architectures) * len(BUDGETS)
     for (kernel, element), (registers, shared) in BUDGETS.items():
         of_element = [
             u for (name, _), u in usages.items() if f"{kernel}{ELEMENTS[element]}E" in name
         ]
-        assert len(of_element) == 3, (kernel, element, list(usages))
+        assert len(of_element) == len(architectures), (kernel, element, list(usages))
         for usage in of_element:
             assert usage.registers <= registers and usage.shared <= shared, (kernel, usage)
             assert usage.stack == usage.spills == 0, (kernel, usage)

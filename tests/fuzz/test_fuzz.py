@@ -16,15 +16,15 @@ from tests.helpers.extension import needs_cpp
 @pytest.mark.parametrize(
     "subject, trials, seed",
     [
-        ("valid", 15, 11),
-        ("broken", 15, 11),
-        ("batches", 60, 5),
-        ("checkpoints", 40, 5),
-        ("configs", 40, 4),
-        ("layouts", 20, 2),
-        ("rope", 30, 9),
-        ("surgery", 20, 3),
-        ("weights", 25, 3),
+        ("valid", 10, 11),
+        ("broken", 10, 11),
+        ("batches", 40, 5),
+        ("checkpoints", 20, 5),
+        ("configs", 20, 4),
+        ("layouts", 10, 2),
+        ("rope", 20, 9),
+        ("surgery", 12, 3),
+        ("weights", 12, 3),
     ],
 )
 def test_random_trials_keep_the_promises(subject, trials, seed):

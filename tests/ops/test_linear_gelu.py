@@ -73,7 +73,7 @@ def test_the_switch_gives_a_cpu_no_kernel(monkeypatch):
     monkeypatch.setenv(SWITCH, "1")
     assert torch.equal(linear_gelu(*inputs), expected)
     with pytest.raises(
-        ValueError, match="it runs on CUDA tensors, got one on cpu|triton is not installed"
+        ValueError, match=r"it runs on CUDA tensors, got one on cpu|triton is not installed"
     ):
         linear_gelu(*inputs, impl="triton")
 

@@ -16,7 +16,7 @@ from fastenc.packing import pack_sequences
 from fastenc.tasks import SentenceEmbedding, task_of
 from fastenc.tasks.metrics import retrieval_metrics
 from fastenc.train import TrainConfig, task_trainer
-from tests.helpers.families import FAMILIES, model
+from tests.helpers.families import model
 
 TEXTS = [
     "a small dog runs",
@@ -176,7 +176,11 @@ def test_a_models_loss_and_gradients_are_sentence_transformers(base, tmp_path, l
         torch.testing.assert_close(own, parameter.grad, rtol=1e-3, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The files are those of sentence-transformers whatever the family; these differ in what transformers loads.
+LOADED = ("bert", "mpnet", "albert", "modernbert", "deberta-v2", "nomic_bert", "longformer", "esm")
+
+
+@pytest.mark.parametrize("family", LOADED)
 def test_saved_folder_gives_sentence_transformers_the_same_vectors(base, tmp_path, family):
     embedder = SentenceEmbedder.from_pretrained(base(family), max_length=8)
     for pooling in POOLINGS:
