@@ -14,16 +14,16 @@ MAKEFLAGS += --jobs=2
 # What building takes; seqeval, which comes as source alone, asks for setuptools-scm.
 .stamps/venv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "$(TORCH)" numpy "setuptools>=64" setuptools-scm wheel ninja
+	$(BIN)/pip install -q --no-compile "$(TORCH)" numpy "setuptools>=64" setuptools-scm wheel ninja
 	@mkdir -p .stamps && touch $@
 
 # What the project needs, from pyproject.toml alone.
 .stamps/deps: .stamps/venv pyproject.toml
-	FASTENC_BUILD=0 $(BIN)/pip install -q --no-build-isolation -e ".[dev]" "$(TORCH)"
+	FASTENC_BUILD=0 $(BIN)/pip install -q --no-compile --no-build-isolation -e ".[dev]" "$(TORCH)"
 	@touch $@
 
 .stamps/build: .stamps/venv setup.py $(wildcard csrc/*.* csrc/*/*.*)
-	$(BIN)/python setup.py -q build_ext --inplace
+	@mkdir -p build && $(BIN)/python setup.py -q build_ext --inplace > build/build.log 2>&1 || (cat build/build.log; false)
 	@touch $@
 
 demo: setup

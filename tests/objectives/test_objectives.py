@@ -19,7 +19,8 @@ from tests.helpers.training_run import (
     weights,
 )
 
-EVERY = pytest.mark.parametrize("name", OBJECTIVES)
+# ul2 trains as span-corruption does, on other spans, which have tests of their own.
+EVERY = pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "ul2"])
 
 
 @EVERY
