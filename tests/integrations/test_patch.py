@@ -525,3 +525,17 @@ def test_unsupported_models_are_refused():
     with pytest.raises(ValueError, match=r"labelled_logits_only is for .*got BertModel"):
         fastenc.patch(model("bert"), labelled_logits_only=True)
     assert config("bert").hidden_size == 32
+
+
+def test_gemma3s_window_is_the_models_whatever_the_configuration_writes(monkeypatch):
+    """transformers 5.10 writes the number of tokens on one side, the token itself included."""
+    theirs, batch = model("gemma3"), padded_batch("gemma3")
+    config_class = type(theirs.config)
+    written = config_class.to_dict
+    old = lambda config: {**written(config), "sliding_window": config.sliding_window}
+    monkeypatch.setattr(config_class, "to_dict", old)
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = theirs(**batch).last_hidden_state[real]
+        ours = fastenc.patch(theirs)(**batch).last_hidden_state[real]
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
