@@ -1,5 +1,6 @@
 """Small models in place of the hub's models that the documents name: the same classes, random weights, offline."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,17 @@ def local_folders(folder: Path, code: str) -> dict[str, Path]:
             folders[name] = folder / name.replace("/", "--")
             if not folders[name].exists():
                 make(folders[name])
-    if HUB_NAME in code:
-        folders[HUB_NAME] = minilm_folder()
     return folders
+
+
+def _first_layers_of_minilm(folder: Path) -> None:
+    """MiniLM with two of its six layers."""
+    import transformers
+
+    shutil.copytree(minilm_folder(), folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers = 2
+    transformers.AutoModel.from_pretrained(folder, config=config).save_pretrained(folder)
 
 
 def _model(name: str, labels: list[str] | None = None, **changes) -> Callable[[Path], None]:
@@ -64,7 +73,6 @@ def _gliner_of_deberta(folder: Path) -> None:
     GLiNER.from_config({"model_type": "gliner_uni_encoder_span"} | sizes).save_pretrained(folder)
 
 
-HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MODERNBERT = {"cls_token_id": 101, "sep_token_id": 102, "bos_token_id": 101, "eos_token_id": 102}
 DEBERTA_V3 = {
     "relative_attention": True,
@@ -76,6 +84,7 @@ DEBERTA_V3 = {
     "type_vocab_size": 0,
 }
 MODELS: dict[str, Callable[[Path], None]] = {
+    "sentence-transformers/all-MiniLM-L6-v2": _first_layers_of_minilm,
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": _model(
         "DistilBertForSequenceClassification",
         ["NEGATIVE", "POSITIVE"],

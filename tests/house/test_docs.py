@@ -14,6 +14,7 @@ from fastenc.data.samples import write_samples
 from tests.helpers import ROOT
 from tests.helpers.commands import run
 from tests.helpers.hub_models import local_folders
+from tests.helpers.page_code import run_page
 
 LIBRARIES = sorted((ROOT / "docs" / "with").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *LIBRARIES]
@@ -58,48 +59,31 @@ def pages_with(language):
     return [pytest.param(path, id=path.stem) for path in PAGES if blocks(path, language)]
 
 
-# Each block has a namespace of its own, so that it cannot use another block's imports.
-RUN_BLOCKS = """
-import json, sys
-
-for number, code in enumerate(json.load(sys.stdin)):
-    exec(compile(code, f"block {number}", "exec"), {"__name__": "__main__"})
-"""
-
-
 def missing_library(code):
     """The first library that the code imports and that is not installed, or None."""
     imported = re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)
     return next((name for name in imported if importlib.util.find_spec(name) is None), None)
 
 
-def run_code(codes, folder, *options):
+def run_code(codes, folder, *errors):
     """Run blocks one after another; folders of small models replace the hub's names."""
     local = []
     for code in codes:
         for name, path in local_folders(folder / "hub", code).items():
             code = code.replace(f'"{name}"', f'"{path}"')
         local.append(code)
-    done = subprocess.run(
-        [sys.executable, *options, "-c", RUN_BLOCKS],
-        input=json.dumps(local),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_page(local, folder, errors)
 
 
 @pytest.mark.parametrize(
     "page", [page for page in pages_with("python") if page.values[0] not in LIBRARIES]
 )
 def test_code_runs(page, tmp_path):
-    run_code(blocks(page, "python"), tmp_path, "-W", "error")
+    run_code(blocks(page, "python"), tmp_path, {})
 
 
 # Other libraries have warnings of their own; a warning of ours would say that something is not fused.
-OURS = ("-W", "error:fastenc:UserWarning", "-W", "error:attention takes:UserWarning")
+OURS = [dict(message=start, category=UserWarning) for start in ("fastenc", "attention takes")]
 
 
 @pytest.mark.parametrize("page", LIBRARIES, ids=lambda page: page.stem)

@@ -177,6 +177,7 @@ def test_loading_needs_no_transformers(tmp_path):
         "import sys; sys.modules['transformers'] = None\n"
         "from fastenc import Encoder\n"
         f"print(Encoder.from_pretrained({str(minilm_folder())!r}).encode('a text').shape)\n"
+        "assert 'torch._dynamo' not in sys.modules, 'importing the compiler takes as long as importing torch'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import LayerStack
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_spec import Source
 from fastenc.nn.stack import run_stack
@@ -20,7 +21,7 @@ class Decoder(LayerStack):
         word: the word embeddings, which are the encoder's.
     """
 
-    def __init__(self, config: EncoderConfig, word: nn.Embedding):
+    def __init__(self, config: EncoderConfig, word: EmbeddingTable):
         super().__init__()
         self.config = config
         self.make_stack(config)

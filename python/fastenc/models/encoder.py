@@ -22,6 +22,7 @@ from fastenc.models.embedding.word_vectors import WordVectors, embed_words
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adaptation import LayerAdaptation, used_name
 from fastenc.nn.convolution import Convolution
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
@@ -243,10 +244,10 @@ class LayerStack(nn.Module):
         tables = architecture.relative_biases(config)
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets
         self.relative_biases = nn.ModuleList(
-            nn.Embedding(buckets, config.num_heads) for _ in range(tables)
+            EmbeddingTable(buckets, config.num_heads) for _ in range(tables)
         )
         positions, convolution = architecture.position_modules(config), self.stack.convolution
-        self.relative_positions = nn.Embedding(positions.rows, width) if positions.rows else None
+        self.relative_positions = EmbeddingTable(positions.rows, width) if positions.rows else None
         self.position_norm = (
             make_norm(NormSpec("layer", config.eps), width, True) if positions.norm else None
         )

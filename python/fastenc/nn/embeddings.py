@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastenc._base import debug
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
@@ -96,9 +97,9 @@ class Embeddings(nn.Module):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
         self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first, masked)
-        self.word = nn.Embedding(vocab_size, width)
-        self.position = nn.Embedding(positions, width) if positions else None
-        self.token_type = nn.Embedding(token_types, width) if token_types else None
+        self.word = EmbeddingTable(vocab_size, width)
+        self.position = EmbeddingTable(positions, width) if positions else None
+        self.token_type = EmbeddingTable(token_types, width) if token_types else None
         norm_width = hidden_size if self.spec.project_first else width
         self.norm = None if norm is None else make_norm(norm, norm_width, norm_bias)
         self.projection = (

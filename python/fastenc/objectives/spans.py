@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fastenc._base.seeds import derive_seed
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.layer import activate_plain
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
@@ -179,7 +180,7 @@ class SpanBoundaryHead(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         width = config.hidden_size
-        self.positions = nn.Embedding(MAX_POSITIONS, POSITION_SIZE)
+        self.positions = EmbeddingTable(MAX_POSITIONS, POSITION_SIZE)
         self.first = nn.Linear(2 * width + POSITION_SIZE, width)
         self.first_norm = LayerNorm(width, eps=config.eps)
         self.second = nn.Linear(width, config.embedding_size)

@@ -7,6 +7,7 @@ from fastenc.models.architectures.base import Architecture, Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import EncoderLayer
 from fastenc.nn import LayerNorm
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec, run_stack
 from fastenc.ops import cross_attention
@@ -83,7 +84,7 @@ class ChunkTransformer(nn.Module):
 
     def __init__(self, config: EncoderConfig, max_chunks: int, num_layers: int = 2):
         super().__init__()
-        self.positions = nn.Embedding(max_chunks, config.hidden_size)
+        self.positions = EmbeddingTable(max_chunks, config.hidden_size)
         self.norm = LayerNorm(config.hidden_size, eps=config.eps)
         # Not named "layers", so that these layers get the head's learning rate and not the encoder's layer-wise ones.
         spec = Architecture().layer(config, 0)

@@ -10,6 +10,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import EncoderLayer, EncoderOutput, encoder_under_head
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import activate_plain, run_with_queries
 from fastenc.nn.layer_call import LayerCall
@@ -118,7 +119,7 @@ class MaskedLM(PretrainedModel):
                     f"mask_decoder needs embeddings of the layers' width {config.hidden_size}, got "
                     f"{config.embedding_size}: leave it out"
                 )
-            self.mask_positions = nn.Embedding(config.max_positions, config.hidden_size)
+            self.mask_positions = EmbeddingTable(config.max_positions, config.hidden_size)
             self.init_weights(self.mask_positions, "position")
         self.init_modules(self.head)
 

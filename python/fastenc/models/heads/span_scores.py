@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.ops import bias_gelu
 
 
@@ -44,7 +45,7 @@ class BoundaryScores(nn.Module):
         super().__init__()
         self.project = nn.Linear(hidden_size, 3 * size, bias=False)
         self.attend = nn.Linear(hidden_size, 1, bias=False) if attention else None
-        self.lengths = nn.Embedding(max_span_words, size) if lengths else None
+        self.lengths = EmbeddingTable(max_span_words, size) if lengths else None
         self.bias = nn.Parameter(torch.zeros(size))
         self.out = nn.Linear(size, num_labels)
         self.reset_parameters()
