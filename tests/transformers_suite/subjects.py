@@ -22,14 +22,15 @@ class ModelTester:
 
     def __init__(self, family: str):
         self.family = family
-        self.is_training = not BY_NAME[family].no_heads  # the encoder alone has no loss
+        entry = BY_NAME[family]
+        self.is_training = not entry.no_heads or bool(entry.heads)  # the encoder alone has no loss
         settings = self.get_config()
         self.num_hidden_layers = settings.num_hidden_layers
         self.num_attention_heads = settings.num_attention_heads
         self.hidden_size = settings.hidden_size
 
     def get_config(self):
-        changes = {"is_encoder_decoder": False} if BY_NAME[self.family].no_heads else {}
+        changes = {} if self.is_training else {"is_encoder_decoder": False}
         return config(self.family, **changes)
 
     def prepare_config_and_inputs_for_common(self):
@@ -82,7 +83,11 @@ def _classes(family: str) -> tuple[type, ...]:
     )
     classes = filter(inspect.isclass, vars(module).values())
     own = (model_class for model_class in classes if model_class.__module__ == module.__name__)
-    return tuple(k for k in own if issubclass(k, PreTrainedModel) and _is_patched(k, settings))
+    models = (k for k in own if issubclass(k, PreTrainedModel) and k.config_class is not None)
+    # A class of another configuration, such as that of Gemma 3 with images, would be loaded in its default size.
+    return tuple(
+        k for k in models if isinstance(settings, k.config_class) and _is_patched(k, settings)
+    )
 
 
 def _is_patched(model_class: type, settings) -> bool:
