@@ -116,7 +116,7 @@ def attend_from_globals(
                 dropout_p=dropout_p,
                 rng_state=rng_state,
             )
-        if len(rows) == len(inputs.global_tokens):
+        if folded is not None and len(rows) == len(inputs.global_tokens):
             return folded
         # Without keys, the queries of the other sequences get 0 in what follows.
         projected = x[(~folds).repeat_interleave(lengths)]
