@@ -55,6 +55,12 @@ def test_a_head_that_the_checkpoint_lacks_begins_at_random(
     assert re.search(rf"fastenc: warning: \S+mlm lacks {missing}", printed), printed
 
 
+def test_what_an_encoder_decoder_cannot_be_is_refused_before_texts_are_read(tmp_path, capsys):
+    for option, value in (("--tokenizer", "wordpiece"), ("--family", "bert")):
+        command = ("missing.txt", "--objective", "span-corruption", option, value, "-o", tmp_path)
+        assert f"{option} must be one of t5" in failure(capsys, "pretrain", *command)
+
+
 def test_packing_is_chosen(text, tmp_path):
     options = (*SMALL, "--batch-size", 4, "--max-steps", 1, "--packing", "doc-sentences")
     run("pretrain", text, "-o", tmp_path, *options)

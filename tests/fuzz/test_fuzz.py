@@ -22,6 +22,7 @@ from tests.helpers.extension import needs_cpp
         ("checkpoints", 20, 5),
         ("configs", 20, 4),
         ("families", 20, 1),
+        ("encoder-decoders", 2, 6),
         ("layouts", 10, 2),
         ("rope", 20, 9),
         ("surgery", 12, 3),

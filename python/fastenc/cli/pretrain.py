@@ -100,6 +100,8 @@ class Pretrain(Command):
                 f"{self.teacher} for {self.objective.objective}"
             )
         self.new.mask_decoder_option(self.objective.definition)  # its error comes before any work
+        if self.from_ is None and self.objective.definition.student is None:
+            self.new.check(self.objective.definition)
         process_state(self.training.device)
         with open_output(
             Path(self.training.output), self.resume, self.overwrite
