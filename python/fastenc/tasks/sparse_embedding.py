@@ -1,4 +1,4 @@
-"""The task of sparse embedding (SPLADE): weights of the vocabulary's tokens, learnt from pairs of a query and a text."""
+"""The task of sparse embedding (SPLADE): weights of the vocabulary's tokens, learnt from queries and their texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -132,7 +132,8 @@ class SparseEmbedding(Task[SparseEncoder, TextPairs, PairExample, Tensor]):
         weights = predictions.coalesce()
         pair, text, token = weights.indices()
         rows = torch.stack([pair * texts + text, token])
-        flat = torch.sparse_coo_tensor(rows, weights.values(), (pairs * texts, vocabulary))
+        size = (pairs * texts, vocabulary)
+        flat = torch.sparse_coo_tensor(rows, weights.values(), size, check_invariants=True)
         active = weights.values().count_nonzero() / max(1, pairs * texts)
         metrics = sparse_retrieval_metrics(data.texts, flat.coalesce())
         return {**metrics, "active_tokens": float(active)}
