@@ -5,6 +5,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from tests.helpers.checkpoints import save
 from tests.helpers.families import ANSWERERS, BY_NAME, FAMILIES, model
 from tests.helpers.family_examples import MODEL_CLASSES, Example, assert_same_results
@@ -55,8 +57,9 @@ SWITCHES: dict[str, dict[str, Values]] = {
         "conv_act": ("tanh", "gelu", "relu"),
         "conv_groups": (1, 2),
     },
+    # transformers fails with a window of 2.
     "longformer": COMMON
-    | {"attention_window": (2, 8, 64, [2, 12], [64, 4]), "type_vocab_size": (1, 2)},
+    | {"attention_window": (4, 8, 64, [4, 12], [64, 4]), "type_vocab_size": (1, 2)},
     "big_bird": COMMON | {"use_bias": BOTH, "rescale_embeddings": BOTH, "type_vocab_size": (2, 3)},
     "big_bird-sparse": COMMON
     | {"use_bias": BOTH, "block_size": (2, 3, 4), "num_random_blocks": (1, 2)},
@@ -98,6 +101,15 @@ def tasks_of(family: str) -> tuple[str, ...]:
 
 
 def check(rng: Random) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for models so small, threads beside another process mostly wait
+    try:
+        _check(rng)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _check(rng: Random) -> None:
     family = rng.choice(list(SWITCHES))
     task = rng.choice(tasks_of(family))
     changes = {
