@@ -36,6 +36,7 @@ TASKS = (
     "token-classification",
     "span-ner",
     "question-answering",
+    "sentence-embedding",
 )
 # One process takes two micro-batches a step, two processes take one each. An epoch has an odd number of micro-batches
 # (7 of 25 examples), so in its last step one of two processes has none. Dropout is off, because each process would drop
@@ -49,6 +50,9 @@ RUNS = {
 # What is sharded is the model: one with one part, with two, with a decoder, and with the heads of tasks.
 SHARDED = ("mlm", "electra", "span-corruption", "sequence-classification", "question-answering")
 EACH_RUN = [*((name, "ddp") for name in RUNS), *((name, "fsdp") for name in SHARDED)]
+# Two micro-batches of two processes have the negatives of one that is as large as both.
+CONTRASTIVE = dict(task="sentence-embedding", max_steps=8, dropout=0.0, adam_eps=1e-4)
+GATHERED = CONTRASTIVE | dict(batch_size=2, global_batch_size=4, gather=True)
 DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2, dropout=0.1)
 RESUMED = dict(objective="electra", **SAME)
 
@@ -103,6 +107,7 @@ def root(tmp_path_factory):
         ]
         runs.append((own("one-two"), RESUMED | dict(resume=True, parallel=parallel)))
         runs.append((own("two-one"), RESUMED | dict(die_at=4, parallel=parallel)))
+        runs.append((own("gathered"), GATHERED | {"parallel": parallel}))
         drops = DROPS | {"parallel": parallel}
         runs.append((own("whole"), drops))
         runs.append((own("cut"), drops | {"die_at": 3}))
@@ -153,6 +158,13 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
     two = folder_of(root, "two", name, parallel)
     assert_same_run(alone(name), two)
     assert consumed(two) == consumed(alone(name))
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_gathered_negatives_are_those_of_one_larger_batch(parallel, root, tmp_path):
+    """The last step of an epoch has a single pair, which the second process computes too."""
+    start(str(tmp_path), **CONTRASTIVE, batch_size=4)
+    assert_same_run(tmp_path, folder_of(root, "gathered", parallel))
 
 
 def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):

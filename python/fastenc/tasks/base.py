@@ -252,7 +252,14 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     ) -> tuple[list[Tensor], float]:
         """(what :meth:`decode` reads of each example, mean loss): by default the logits, see :func:`run`."""
         return run(
-            model, examples, self.collate, self.logits_of, batch_size, show_progress, fill=fill
+            model,
+            examples,
+            self.collate,
+            self.logits_of,
+            batch_size,
+            show_progress,
+            fill=fill,
+            loss_items=self.loss_items,
         )
 
     def calibrate(
@@ -292,6 +299,14 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
+    def loss_items(self, arguments: ModelArguments) -> int:
+        """The number of items of a batch that the loss is a mean over, counted on the host.
+
+        Args:
+            arguments: of :meth:`collate`, with labels.
+        """
+        return labelled_items(arguments["labels"])
+
     def room(self, model: Model) -> int:
         """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
@@ -315,6 +330,9 @@ def run(
     batch_size: int = 32,
     show_progress: bool | None = False,
     fill: Fill | None = None,
+    loss_items: Callable[[ModelArguments], int] = lambda arguments: labelled_items(
+        arguments["labels"]
+    ),
 ) -> tuple[list[Tensor], float]:
     """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
 
@@ -323,6 +341,7 @@ def run(
         logits_of: as :meth:`Task.logits_of`.
         fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
+        loss_items: as :meth:`Task.loss_items`.
     Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
         (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
         labels.
@@ -340,7 +359,7 @@ def run(
                 arguments["batch"] = fill(arguments["batch"], chosen)
             output = model(**send_arguments(arguments, device))
             if output.loss is not None:
-                labelled = labelled_items(arguments["labels"])
+                labelled = loss_items(arguments)
                 total, items = total + output.loss * labelled, items + labelled
             outputs.append((chosen, counts, output.logits.float()))
     # Copied to the CPU at the end, so that the host does not wait for the device between batches.
