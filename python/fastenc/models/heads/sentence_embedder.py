@@ -138,11 +138,11 @@ class SentenceEmbedder(PretrainedModel):
         last, *earlier = states
         if labels is None:
             return ModelOutput(logits=last)
-        loss = self.loss(last, labels, text_ids, guide)
+        # A single process evaluates, while the others wait.
+        loss_of = self.loss if self.training else replace(self.loss, gather=False)
+        loss = loss_of(last, labels, text_ids, guide)
         for each in earlier:
-            loss = (
-                loss + self.loss(each, labels, text_ids, guide) + divergence_from_last(each, last)
-            )
+            loss = loss + loss_of(each, labels, text_ids, guide) + divergence_from_last(each, last)
         return ModelOutput(loss, last)
 
     def _vectors(self, batch: PackedBatch, layer: int | None = None) -> Tensor:
