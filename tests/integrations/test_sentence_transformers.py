@@ -128,7 +128,10 @@ def test_trainers_have_the_same_losses(embedders, cross_encoders, tmp_path):
         SentenceTransformerTrainingArguments,
     )
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
-    from sentence_transformers.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import (
+        MatryoshkaLoss,
+        MultipleNegativesRankingLoss,
+    )
 
     columns = dict(zip(("one", "other"), map(list, zip(*PAIRS, strict=True)), strict=True))
     matryoshka = lambda model: MatryoshkaLoss(model, MultipleNegativesRankingLoss(model), [32, 16])

@@ -169,12 +169,12 @@ def encode_ranking(
 
 
 def collate_ranking(
-    examples: Sequence[RankingExample], *, by_query: bool, tokens_at_once: int
+    examples: Sequence[RankingExample], *, by_query: bool, tokens_at_once: int | None
 ) -> ModelArguments:
     """The model's arguments.
 
     Returns: {"batch": PackedBatch of the pairs,
-        "groups": those of at most ``tokens_at_once`` tokens,
+        "groups": those of at most ``tokens_at_once`` tokens, unless that is None,
         "labels": float32 (pairs,); with ``by_query`` (queries, candidates), -inf where a query has fewer; absent
             without labels,
         "lists": with ``by_query`` and labels: int64 (queries, candidates), the pair of each candidate, 0 where there is
@@ -185,8 +185,9 @@ def collate_ranking(
     types = [each for example in examples for each in example.token_type_ids]
     arguments: ModelArguments = {
         "batch": pack_sequences(pairs, types),
-        "groups": token_groups(map(len, pairs), tokens_at_once),
     }
+    if tokens_at_once is not None:
+        arguments["groups"] = token_groups(map(len, pairs), tokens_at_once)
     labels = [example.labels for example in examples if example.labels is not None]
     if not labels:
         return arguments

@@ -67,10 +67,10 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         "Loss: binary-cross-entropy of each pair, or over each query's candidates: cross-entropy (a softmax that "
         "selects the relevant ones), listnet, lambda (NDCG-Loss2++) or margin-mse (the margins of a teacher's scores).",
     )
-    tokens_at_once: int = option(
-        16_384,
+    tokens_at_once: int | None = option(
+        None,
         "Largest number of tokens whose activations are kept. A larger micro-batch is computed in groups, twice, with "
-        "the same gradient.",
+        "the same gradient (gradient caching). Default: all at once.",
         predict=True,
     )
     quoting: str | None = option(None, QUOTING, predict=True)
@@ -84,7 +84,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
                 f"loss {MARGIN} needs the column of a teacher's scores, and the other losses read none, got loss "
                 f"{self.loss} with teacher {self.teacher}: give both, or neither"
             )
-        if self.tokens_at_once < 1:
+        if self.tokens_at_once is not None and self.tokens_at_once < 1:
             raise ValueError(
                 f"tokens_at_once must be at least 1, got {self.tokens_at_once}: give more"
             )

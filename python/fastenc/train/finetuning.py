@@ -47,6 +47,11 @@ def task_trainer(
         origin: the first weights and the files of the data, for the model card.
     Raises: ValueError for a metric that the task does not have, or a metric without ``dev``.
     """
+    if config.parallel == "fsdp" and getattr(task, "tokens_at_once", None) is not None:
+        raise ValueError(
+            "parallel=fsdp needs the same number of passes on every process, and tokens_at_once makes as many as its "
+            "texts need, got both: leave it out, or give parallel=ddp"
+        )
     stored_task = task
     if task.max_length != type(task).max_length:
         task.check_max_length(model)
