@@ -207,6 +207,7 @@ class ModelArguments(TypedDict, total=False):
     lists: Tensor
     teacher: Tensor
     guide: Tensor
+    flops_share: Tensor
     spans: Tensor
     windows: Tensor
     starts: Tensor

@@ -123,6 +123,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     def collate(self, examples: Sequence[Example]) -> ModelArguments:
         """The model's arguments: ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
 
+    def collate_step(self, examples: Sequence[Example], step: int) -> ModelArguments:
+        """:meth:`collate` for a training batch; ``step`` counts them. For what changes in the course of a training."""
+        return self.collate(examples)
+
     @abstractmethod
     def decode(
         self, model: Model, data: Data, examples: Sequence[Example], logits: list[Tensor]
@@ -260,6 +264,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
             show_progress,
             fill=fill,
             loss_items=self.loss_items,
+            keep=self.keep,
         )
 
     def calibrate(
@@ -307,6 +312,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """
         return labelled_items(arguments["labels"])
 
+    def keep(self, logits: Tensor) -> Tensor:
+        """What evaluation and prediction keep of a batch's logits until :meth:`decode` reads them."""
+        return logits.float()
+
     def room(self, model: Model) -> int:
         """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
@@ -333,6 +342,7 @@ def run(
     loss_items: Callable[[ModelArguments], int] = lambda arguments: labelled_items(
         arguments["labels"]
     ),
+    keep: Callable[[Tensor], Tensor] = Tensor.float,
 ) -> tuple[list[Tensor], float]:
     """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
 
@@ -342,6 +352,7 @@ def run(
         fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
         loss_items: as :meth:`Task.loss_items`.
+        keep: as :meth:`Task.keep`.
     Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
         (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
         labels.
@@ -361,7 +372,7 @@ def run(
             if output.loss is not None:
                 labelled = loss_items(arguments)
                 total, items = total + output.loss * labelled, items + labelled
-            outputs.append((chosen, counts, output.logits.float()))
+            outputs.append((chosen, counts, keep(output.logits)))
     # Copied to the CPU at the end, so that the host does not wait for the device between batches.
     for chosen, counts, logits in outputs:
         logits = logits.cpu()

@@ -15,6 +15,7 @@ from fastenc.tasks.reranking import Reranking
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import SpanNer
+from fastenc.tasks.sparse_embedding import SparseEmbedding
 from fastenc.tasks.tagging import TokenClassification
 from fastenc.tasks.word_sense import WordSense
 
@@ -27,6 +28,7 @@ TASKS: dict[str, type[Task]] = {
         SpanNer,
         QuestionAnswering,
         SentenceEmbedding,
+        SparseEmbedding,
         WordSense,
         SequenceToSequence,
     )

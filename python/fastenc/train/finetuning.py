@@ -126,7 +126,7 @@ class _Collate:
         self.task, self.examples, self.fill = task, examples, fill
 
     def __call__(self, indices: Sequence[int], step: int) -> ModelArguments:
-        arguments = self.task.collate([self.examples[i] for i in indices])
+        arguments = self.task.collate_step([self.examples[i] for i in indices], step)
         if self.fill is not None:
             arguments["batch"] = self.fill(arguments["batch"], indices)
         return arguments

@@ -18,6 +18,7 @@ def ranking_loss(
     symmetric: bool = False,
     guide: Tensor | None = None,
     gather: bool = False,
+    normalize: bool = True,
 ) -> Tensor:
     """Multiple-negatives ranking loss: a cross-entropy that selects each text's partner among the batch's candidates.
 
@@ -33,10 +34,11 @@ def ranking_loss(
     Args:
         vectors: (pairs, 2, hidden_size), texts and partners, or (pairs, 3, hidden_size) with hard negatives.
         text_ids: int64 (pairs, 2 or 3), equal numbers for equal texts.
-        scale: factor of the cosine similarities.
+        scale: factor of the similarities.
         symmetric: also select each partner's text among the texts; the loss is the mean of both directions.
         guide: (pairs, 2 or 3, width), the vectors of another model for the same texts.
         gather: the other processes' texts are candidates too, each different text once.
+        normalize: False: dot products in place of cosines.
     Returns: float32 scalar, the mean over pairs.
     Raises: ValueError for other shapes, and for ``guide`` with ``symmetric``.
     Source: Henderson et al. 2017, arXiv:1705.00652; hard negatives as in Gao et al. 2021, arXiv:2104.08821; both
@@ -63,7 +65,7 @@ def ranking_loss(
     left_out |= F.pad(texts == own_texts, (0, len(candidates) - len(texts)))
     # Half precision would round away the small differences between similar texts.
     with _without_autocast(vectors.device.type):
-        unit = F.normalize(vectors.float(), dim=2)
+        unit = F.normalize(vectors.float(), dim=2) if normalize else vectors.float()
         of_candidates = unit[:, 1:].transpose(0, 1).flatten(0, 1)
         scores = scale * unit[:pairs, 0] @ of_candidates.T
         left_out |= _repeated(candidates, pairs, len(ids))
@@ -179,6 +181,19 @@ def kl_distillation(vectors: Tensor, teacher: Tensor) -> Tensor:
 def _dot_products(vectors: Tensor) -> Tensor:
     """Of each text with its partner and hard negative, (pairs, 2)."""
     return (vectors[:, :1].float() * vectors[:, 1:].float()).sum(2)
+
+
+def flops_loss(weights: Tensor) -> Tensor:
+    """FLOPS regulariser: how many products a search in an inverted index takes, made smooth.
+
+        loss = sum_v (mean_i weights[i, v])^2
+
+    Args:
+        weights: (texts, vocabulary), at least 0.
+    Returns: float32 scalar.
+    Source: Paria et al. 2020, arXiv:2004.05665.
+    """
+    return weights.float().mean(0).square().sum()
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager:
