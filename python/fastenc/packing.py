@@ -4,7 +4,7 @@ The host packs a batch once, before the embeddings. ``fastenc.ops.unpack`` resto
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import sub
@@ -203,6 +203,10 @@ class ModelArguments(TypedDict, total=False):
     uniform_samples: Tensor
     documents: Documents
     text_ids: Tensor
+    groups: tuple[tuple[int, int, int], ...]
+    lists: Tensor
+    teacher: Tensor
+    guide: Tensor
     flops_share: Tensor
     spans: Tensor
     windows: Tensor
@@ -227,21 +231,30 @@ def pack_documents(
         raise ValueError(
             f"a document must have at least one chunk, document {counts.index(0)} has none: leave it out of the batch"
         )
+    return Documents(
+        cu_chunks=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
+        max_chunks=max(counts, default=0),
+        position_ids=torch.tensor([i for n in counts for i in range(n)], dtype=torch.int64),
+        groups=token_groups(chain.from_iterable(chunk_lengths), tokens_at_once),
+    )
+
+
+def token_groups(lengths: Iterable[int], tokens_at_once: int) -> tuple[tuple[int, int, int], ...]:
+    """Consecutive sequences in groups of at most ``tokens_at_once`` tokens, for :meth:`PackedBatch.split`.
+
+    A sequence that is longer is a group by itself.
+    Returns: (sequences, tokens, longest sequence) of each group.
+    """
     groups: list[tuple[int, int, int]] = []
     sequences = tokens = longest = 0
-    for length in chain.from_iterable(chunk_lengths):
+    for length in lengths:
         if sequences and tokens + length > tokens_at_once:
             groups.append((sequences, tokens, longest))
             sequences = tokens = longest = 0
         sequences, tokens, longest = sequences + 1, tokens + length, max(longest, length)
     if sequences:
         groups.append((sequences, tokens, longest))
-    return Documents(
-        cu_chunks=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-        max_chunks=max(counts, default=0),
-        position_ids=torch.tensor([i for n in counts for i in range(n)], dtype=torch.int64),
-        groups=tuple(groups),
-    )
+    return tuple(groups)
 
 
 def single_chunks(batch: PackedBatch) -> Documents:

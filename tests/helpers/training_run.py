@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fastenc.data import EntityData, LabelledData, TaggedData, sentence
+from fastenc.data.pairs import TextPairs
 from fastenc.data.questions import Answer, Question
 from fastenc.data.tokenizer_training import T5_LAST
 from fastenc.models import EncoderConfig, MaskedLM
@@ -22,6 +23,7 @@ from fastenc.objectives import (
 )
 from fastenc.tasks import (
     QuestionAnswering,
+    SentenceEmbedding,
     SequenceClassification,
     SpanNer,
     TokenClassification,
@@ -111,7 +113,7 @@ def build_objective(folder, objective, **settings):
     return objective_trainer(options, model, texts[5:], config, dev=texts[:5], show_progress=False)
 
 
-def build_task(folder, task, **settings):
+def build_task(folder, task, gather=False, **settings):
     """A run of any task, on sentences whose first word decides label, tags and answers."""
     torch.set_num_threads(1)
     texts = [text.split("\n")[0] for text in documents(25)]
@@ -125,6 +127,9 @@ def build_task(folder, task, **settings):
         tags = [["B-X" if word in ("cat", "dog") else "O" for word in t.split()] for t in texts]
         sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]
         chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
+    elif task == "sentence-embedding":
+        chosen = SentenceEmbedding(gather=gather, tokens_at_once=20, symmetric=True)
+        data = TextPairs(list(zip(texts, [*texts[1:], texts[0]], strict=True)), [])
     elif task == "span-ner":
         words = [text.split() for text in texts]
         entities = [

@@ -36,6 +36,7 @@ TASKS = (
     "token-classification",
     "span-ner",
     "question-answering",
+    "sentence-embedding",
 )
 # One process takes two micro-batches a step, two processes take one each. An epoch has an odd number of micro-batches
 # (7 of 25 examples), so in its last step one of two processes has none. Dropout is off, because each process would drop
@@ -49,6 +50,9 @@ RUNS = {
 # What is sharded is the model: one with one part, with two, with a decoder, and with the heads of tasks.
 SHARDED = ("mlm", "electra", "span-corruption", "sequence-classification", "question-answering")
 EACH_RUN = [*((name, "ddp") for name in RUNS), *((name, "fsdp") for name in SHARDED)]
+# Two micro-batches of two processes have the negatives of one that is as large as both.
+CONTRASTIVE = dict(task="sentence-embedding", max_steps=8, dropout=0.0, adam_eps=1e-4)
+GATHERED = CONTRASTIVE | dict(batch_size=2, global_batch_size=4, gather=True)
 DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2, dropout=0.1)
 RESUMED = dict(objective="electra", **SAME)
 
@@ -108,6 +112,7 @@ def root(tmp_path_factory):
         runs.append((own("cut"), drops | {"die_at": 3}))
         runs.append((own("cut"), drops | {"resume": True}))
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
+    runs.append((str(folder_of(root, "gathered", "ddp")), GATHERED))
     runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
     output, _ = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
@@ -153,6 +158,19 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
     two = folder_of(root, "two", name, parallel)
     assert_same_run(alone(name), two)
     assert consumed(two) == consumed(alone(name))
+
+
+def test_gathered_negatives_are_those_of_one_larger_batch(root, tmp_path):
+    """The last step of an epoch has a single pair, which the second process computes too."""
+    start(str(tmp_path), **CONTRASTIVE, batch_size=4)
+    logs = [
+        [line for line in read_log(folder / "run" / "log.jsonl") if "loss" in line]
+        for folder in (tmp_path, folder_of(root, "gathered", "ddp"))
+    ]
+    assert [len(log) for log in logs] == [8, 8]
+    for one, two in zip(*logs, strict=True):
+        for key in ("loss", "grad_norm"):
+            assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-6)
 
 
 def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):

@@ -28,10 +28,10 @@ def send(tensor: Tensor, device: torch.device | str, non_blocking: bool = True) 
 
 
 def send_arguments(arguments: Arguments, device: torch.device) -> Arguments:
-    """A model's keyword arguments with tensors and batches copied to ``device``; numbers are kept."""
+    """A model's keyword arguments with tensors and batches on ``device``; numbers and tuples of them are kept."""
     move = lambda value: send(value, device) if isinstance(value, Tensor) else value.to(device)
     sent = {
-        name: value if isinstance(value, int | float) else move(value)
+        name: value if isinstance(value, int | float | tuple) else move(value)
         for name, value in arguments.items()
     }
     return cast(Arguments, sent)

@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "Evaluate", "Measure a fine-tuned model on labelled data."),
     "embed": ("embed", "Embed", "Compute a vector for each text, or for each word of the texts."),
     "rerank": ("rerank", "Rerank", "Rank documents for each query with a cross-encoder."),
+    "mine": ("mine", "Mine", "Mine hard negatives for pairs of queries and documents."),
     "analyze": ("analyze", "Analyze", "Show what an encoder's vectors, layers and heads encode."),
     "neighbours": (
         "neighbours",

@@ -142,6 +142,7 @@ class Finetune(Command):
     fastenc finetune runs/small train.conll --task token-classification --crf --dev dev.conll -o runs/ner
     fastenc finetune runs/small train.conll --task span-ner --inner-tag-column 3 --dev dev.conll -o runs/nested
     fastenc finetune runs/t5 train.tsv --task seq2seq --source sentence --target label --dev dev.tsv -o runs/labels
+    fastenc finetune runs/small ranking.jsonl --task rerank --loss listnet --dev dev.jsonl -o runs/reranker
     fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors
     """
 

@@ -23,8 +23,8 @@ class Predict(Command):
     (.tsv), or each sentence with its tags, entities, offsets and confidences (.jsonl). span-ner: each sentence with its
     entities, their offsets and probabilities (.jsonl). question-answering: the answer to each question (.json), also
     with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts; `fastenc
-    embed` writes the vectors. word-sense: the sense of each word and its score (.tsv, .jsonl). seq2seq: the generated
-    text (.tsv), also with the source (.jsonl).
+    embed` writes the vectors. rerank: the score of each document for its query. word-sense: the sense of each word and
+    its score (.tsv, .jsonl). seq2seq: the generated text (.tsv), also with the source (.jsonl).
 
     Files may be of any size: 256 items at a time are read, encoded and predicted. What is finished is kept beside the
     output every few seconds, so that --resume continues after it. Questions are all read at once.

@@ -13,7 +13,8 @@ class Samples(Command):
     """Write small files for the commands of the documents.
 
     They have the names that README and the guides use: texts to pretrain on, labelled sentences, pairs with scores,
-    words with tags. The guides also use a small model, runs/small, which is pretrained on one of these files.
+    words with tags, queries with documents. The guides also use a small model, runs/small, which is pretrained on one
+    of these files.
 
     Examples:
     fastenc samples .

@@ -1,8 +1,10 @@
 """Pairs of texts, with or without a similarity score, as token ids and batches."""
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +13,7 @@ import torch
 
 from fastenc.data.classification import check_tokens, encode_texts
 from fastenc.data.readers import number_of, numbered_rows, text_of
-from fastenc.packing import ModelArguments, pack_sequences
+from fastenc.packing import ModelArguments, pack_sequences, token_groups
 from fastenc.text.tokenizers import TokenizerLike
 
 
@@ -36,10 +38,19 @@ class TextPairs:
 
 
 class PairExample(NamedTuple):
-    """Token ids of each text of a pair, ready for the model, and the pair's score or None."""
+    """The texts of a pair, ready for the model.
+
+    Fields:
+        texts: the token ids of each text.
+        score: the pair's score, or None.
+        teacher: a teacher's scores of the text with its partner and with its hard negative, or None.
+        guide: (texts, width), another model's vectors of the texts, or None.
+    """
 
     texts: tuple[list[int], ...]
     score: float | None
+    teacher: list[float] | None = None
+    guide: torch.Tensor | None = None
 
     @property
     def input_ids(self) -> list[int]:
@@ -133,20 +144,38 @@ def encode_pairs(data: TextPairs, tokenizer: TokenizerLike, max_length: int) -> 
     ]
 
 
-def collate_pairs(examples: Sequence[PairExample]) -> ModelArguments:
+def collate_pairs(
+    examples: Sequence[PairExample], tokens_at_once: int | None = None
+) -> ModelArguments:
     """The model's arguments.
 
+    Args:
+        tokens_at_once: largest number of tokens in a group of texts; None: no groups.
     Returns: {"batch": PackedBatch of the examples' texts, one after another,
-        "text_ids": int64 (examples, texts of an example), numbers that are equal for texts with the same tokens,
-        "labels": float32 (examples,) scores; without scores int64 (examples,), the index of each text's partner}.
+        "text_ids": int64 (examples, texts of an example), numbers that are equal for texts with the same tokens, in
+            every batch and process,
+        "labels": float32 (examples,) scores, or (examples, 2) a teacher's scores; without either int64 (examples,), the
+            index of each text's partner,
+        "groups": the groups, with ``tokens_at_once``,
+        "guide": (examples, texts of an example, width), if the examples have another model's vectors}.
     """
     flat = list(chain.from_iterable(example.texts for example in examples))
-    known: dict[tuple[int, ...], int] = {}
-    ids = [known.setdefault(tuple(text), len(known)) for text in flat]
-    scores = [example.score for example in examples if example.score is not None]
+    scores = [each for each in (e.teacher or e.score for e in examples) if each is not None]
     labels = torch.tensor(scores, dtype=torch.float32) if scores else torch.arange(len(examples))
-    return {
+    arguments: ModelArguments = {
         "batch": pack_sequences(flat),
-        "text_ids": torch.tensor(ids).view(len(examples), -1),
+        "text_ids": torch.tensor([*map(_text_id, flat)]).view(len(examples), -1),
         "labels": labels,
     }
+    if tokens_at_once is not None:
+        arguments["groups"] = token_groups(map(len, flat), tokens_at_once)
+    guides = [example.guide for example in examples if example.guide is not None]
+    if guides:
+        arguments["guide"] = torch.stack(guides)
+    return arguments
+
+
+def _text_id(ids: Sequence[int]) -> int:
+    """A hash of 64 bits: two different texts have the same one with a probability of 5e-20."""
+    digest = blake2b(array("q", ids).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

@@ -5,6 +5,7 @@ a language.
 """
 
 import gzip
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,7 @@ def sample_files() -> dict[str, bytes]:
     }
     for name, number in (("train", 48), ("dev", 16), ("test", 16)):
         files[f"{name}.tsv"] = _table(("sentence", "label"), _reviews(rng, number))
+    files["ranking.jsonl"] = "".join(json.dumps(_candidates(rng)) + "\n" for _ in range(24))
     return {
         name: content if isinstance(content, bytes) else content.encode()
         for name, content in files.items()
@@ -138,6 +140,21 @@ def _pair(rng: Random) -> tuple[str, str, str]:
         for i, (word, part) in enumerate(zip(one, ENGLISH, strict=True))
     ]
     return " ".join(one), " ".join(other), str(5 * same / 4)
+
+
+def _candidates(rng: Random) -> dict[str, object]:
+    """A query, and four sentences of which one has its subject and verb."""
+    parts = [part.split(",") for part in ENGLISH]
+    subject, verb = rng.choice(parts[0]), rng.choice(parts[1])
+    rest = lambda: f"{rng.choice(parts[2])} {rng.choice(parts[3])}"
+    others = [name for name in parts[0] if name != subject]
+    documents = [f"{subject} {verb} {rest()}"]
+    documents += [f"{rng.choice(others)} {rng.choice(parts[1])} {rest()}" for _ in range(3)]
+    return {
+        "query": f"what {subject} {verb}",
+        "document": documents,
+        "label": [1] + [0] * (len(documents) - 1),
+    }
 
 
 def _columns(rng: Random, nested: bool = False) -> str:

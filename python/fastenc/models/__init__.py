@@ -2,6 +2,7 @@
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder, EncoderOutput
+from fastenc.models.heads.cross_encoder import CrossEncoder
 from fastenc.models.heads.discriminator import Discriminator
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.question_answerer import QuestionAnswerer
@@ -16,6 +17,7 @@ from fastenc.models.longformer_conversion import convert_to_longformer
 from fastenc.models.outputs import LossTerm, ModelOutput
 
 __all__ = [
+    "CrossEncoder",
     "Discriminator",
     "Encoder",
     "EncoderConfig",

@@ -11,6 +11,7 @@ from fastenc.tasks.predictor import Predictor, predictor
 from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.registry import TASKS, make_task, task_named, task_of, task_of_model
 from fastenc.tasks.reranker import Reranker
+from fastenc.tasks.reranking import Reranking
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
@@ -24,6 +25,7 @@ __all__ = [
     "Predictor",
     "QuestionAnswering",
     "Reranker",
+    "Reranking",
     "SensePrediction",
     "SentenceEmbedding",
     "SequenceClassification",

@@ -263,6 +263,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
             batch_size,
             show_progress,
             fill=fill,
+            loss_items=self.loss_items,
             keep=self.keep,
         )
 
@@ -303,6 +304,14 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
+    def loss_items(self, arguments: ModelArguments) -> int:
+        """The number of items of a batch that the loss is a mean over, counted on the host.
+
+        Args:
+            arguments: of :meth:`collate`, with labels.
+        """
+        return labelled_items(arguments["labels"])
+
     def keep(self, logits: Tensor) -> Tensor:
         """What evaluation and prediction keep of a batch's logits until :meth:`decode` reads them."""
         return logits.float()
@@ -330,6 +339,9 @@ def run(
     batch_size: int = 32,
     show_progress: bool | None = False,
     fill: Fill | None = None,
+    loss_items: Callable[[ModelArguments], int] = lambda arguments: labelled_items(
+        arguments["labels"]
+    ),
     keep: Callable[[Tensor], Tensor] = Tensor.float,
 ) -> tuple[list[Tensor], float]:
     """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
@@ -339,6 +351,7 @@ def run(
         logits_of: as :meth:`Task.logits_of`.
         fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
+        loss_items: as :meth:`Task.loss_items`.
         keep: as :meth:`Task.keep`.
     Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
         (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
@@ -357,7 +370,7 @@ def run(
                 arguments["batch"] = fill(arguments["batch"], chosen)
             output = model(**send_arguments(arguments, device))
             if output.loss is not None:
-                labelled = labelled_items(arguments["labels"])
+                labelled = loss_items(arguments)
                 total, items = total + output.loss * labelled, items + labelled
             outputs.append((chosen, counts, keep(output.logits)))
     # Copied to the CPU at the end, so that the host does not wait for the device between batches.

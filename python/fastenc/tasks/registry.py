@@ -11,6 +11,7 @@ from fastenc.models import checkpoint
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification
 from fastenc.tasks.question_answering import QuestionAnswering
+from fastenc.tasks.reranking import Reranking
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import SpanNer
@@ -21,6 +22,7 @@ from fastenc.tasks.word_sense import WordSense
 TASKS: dict[str, type[Task]] = {
     task.name: task
     for task in (
+        Reranking,  # its checkpoints are also those of a SequenceClassification
         SequenceClassification,
         TokenClassification,
         SpanNer,

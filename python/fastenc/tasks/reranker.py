@@ -1,29 +1,22 @@
 """Scores of (query, document) pairs by a cross-encoder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send_arguments
 from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
 from fastenc.models.checkpoint import read_any_json, read_config, resolve
 from fastenc.models.embedding.encode import lone_surrogate
+from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import length_sorted_batches
-
-# What sentence-transformers may apply to a cross-encoder's logits, by the last part of its name in config.json.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda logits: logits,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-}
 
 
 class Reranker:
@@ -72,7 +65,8 @@ class Reranker:
 
         Args:
             path_or_hub_id, dtype: as :meth:`fastenc.Encoder.from_pretrained` takes them.
-            max_length: None: the tokenizer's ``model_max_length``, at most the model's positions.
+            max_length: None: that of the training, if fastenc trained the model, else the tokenizer's
+                ``model_max_length``; at most the model's positions.
             activation: None: what sentence-transformers has stored in config.json, else Sigmoid for one label and
                 Identity for several.
         Raises: ValueError for a checkpoint without a head for the classification of sequences, for a stored activation
@@ -87,9 +81,11 @@ class Reranker:
             )
         model = SequenceClassifier.from_pretrained(folder, dtype=dtype)
         if max_length is None:
-            max_length = min(_tokenizer_length(folder) or model.positions, model.positions)
+            trained = cast("int | None", model.task_options.get("max_length"))
+            max_length = trained or _tokenizer_length(folder) or model.positions
+            max_length = min(max_length, model.positions)
         if activation is None:
-            activation = _stored_activation(values, folder)
+            activation = stored_activation(values, folder)
         if activation is None:
             activation = "Sigmoid" if len(model.label_names) == 1 else "Identity"
         return cls(model, max_length, activation)
@@ -189,19 +185,3 @@ def _tokenizer_length(folder: Path) -> int | None:
     path = folder / "tokenizer_config.json"
     declared = read_any_json(path).get("model_max_length") if path.exists() else None
     return int(declared) if isinstance(declared, int | float) else None
-
-
-def _stored_activation(values: JsonObject, folder: Path) -> str | None:
-    """The activation that sentence-transformers has stored in config.json, or None."""
-    own = values.get("sentence_transformers")
-    stored = own.get("activation_fn") if isinstance(own, dict) else None
-    stored = stored or values.get("sbert_ce_default_activation_function")
-    if stored is None:
-        return None
-    name = str(stored).rpartition(".")[2]
-    if not str(stored).startswith("torch.nn.") or name not in ACTIVATIONS:
-        raise ValueError(
-            f"{folder} says that {stored} is applied to its logits, known are {[*ACTIVATIONS]} of torch.nn: give "
-            "activation"
-        )
-    return name

@@ -22,9 +22,11 @@ from fastenc.data.pairs import (
 from fastenc.data.readers import in_parts
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
+from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING, Task
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
+from fastenc.tasks.other_models import guide_vectors, teacher_scores
 from fastenc.tasks.summary import number_range
 
 
@@ -33,11 +35,16 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
     """Vectors whose cosine similarity measures how similar two texts are.
 
     Without ``similarity``, the loss is contrastive: the negatives of a pair are the other partners in its micro-batch
-    and the hard negatives. Larger micro-batches have more negatives. Gradient accumulation and more processes add none.
-    Equal texts are not negatives of one another.
+    and the hard negatives, with ``gather`` also those of the other processes. Larger micro-batches have more negatives,
+    and ``tokens_at_once`` gives them the memory of small ones. Gradient accumulation adds none. Equal texts are not
+    negatives of one another. ``guide`` is a model that says which texts are none either.
 
-    With ``similarity``, cosine similarities are trained to have the order of the scores (``similarity_loss`` "cosent"),
-    or their values ("cosine").
+    With ``teacher``, a cross-encoder's scores of a text with its partner and with its hard negative are learnt.
+
+    With ``similarity``, similarities are trained to have the order of the scores (``similarity_loss`` "cosent" for
+    cosine, "angle" for AnglE's similarity), or cosine similarities their values ("cosine").
+
+    Guide and teacher read each text once, before the first step.
 
     Predictions are vectors: float32 (pairs, texts of a pair, hidden_size). Files of predictions contain the
     similarities.
@@ -66,7 +73,8 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
     )
     similarity_loss: str = option(
         "cosent",
-        "Loss with scores: cosent (the order of the pairs), or cosine (squared error of the similarity).",
+        "Loss with scores: cosent (the order of the pairs), angle (the same by AnglE's similarity), or cosine (squared "
+        "error of the similarity).",
     )
     pooling: str | None = option(
         None,
@@ -78,6 +86,50 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
         False,
         "Without scores: also rank the texts for each partner, not only the partners for each text.",
     )
+    gather: bool = option(
+        False, "Without scores: texts of the other processes' micro-batches are negatives too."
+    )
+    tokens_at_once: int | None = option(
+        None,
+        "Largest number of tokens whose activations are kept. A larger micro-batch is computed in groups, twice, with "
+        "the same gradient (gradient caching). Default: all at once.",
+    )
+    matryoshka: tuple[int, ...] = option(
+        (),
+        "Number of first dimensions that are trained as a vector too; give it several times, the full width included.",
+    )
+    matryoshka_layers: bool = option(
+        False, "Also train the vectors of a layer before the last, drawn for every micro-batch."
+    )
+    guide: str | None = option(
+        None,
+        "Folder or name of a model of sentence vectors. Texts that it finds more similar than a pair are no negatives "
+        "of it (GIST).",
+    )
+    teacher: str | None = option(
+        None,
+        "Folder or name of a cross-encoder whose scores are learnt. The third text column holds hard negatives.",
+    )
+    teacher_loss: str = option(
+        "margin-mse", "Loss with a teacher: margin-mse, or kl (over partner and hard negative)."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [n for n in ("similarity", "teacher", "guide") if getattr(self, n) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"similarity, teacher and guide are for different losses, got {' and '.join(given)}: give one"
+            )
+        if self.teacher is not None and len(self.text) != 3:
+            raise ValueError(
+                f"teacher needs a third text column with hard negatives, got {', '.join(self.text)}: give -t "
+                "three times"
+            )
+        if self.tokens_at_once is not None and self.tokens_at_once < 1:
+            raise ValueError(
+                f"tokens_at_once must be at least 1, got {self.tokens_at_once}: give more"
+            )
 
     def read(
         self, path: str | Path, train: TextPairs | SentenceEmbedder | None = None
@@ -102,7 +154,9 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
 
     def options_to_keep(self, train: TextPairs) -> JsonObject:
         highest = {"highest_similarity": train.highest} if train.scores else {}
-        return super().options_to_keep(train) | highest
+        kept = super().options_to_keep(train) | highest
+        # Evaluation must not need the folders of the training's other models.
+        return {name: value for name, value in kept.items() if name not in ("guide", "teacher")}
 
     def read_inputs(self, path: str | Path) -> TextPairs:
         # Prediction does not need the hard negatives of training.
@@ -113,17 +167,24 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
             yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> JsonObject:
-        names = ("pooling", "max_length", "similarity_loss", "scale", "symmetric")
+        names = ("pooling", "max_length", "matryoshka_layers", *EmbeddingLoss.__dataclass_fields__)
         return {name: getattr(self, name) for name in names}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:
         return ("spearman", "pearson", "loss") if train.scores else ("mrr", "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
-        return encode_pairs(data, model.own_tokenizer(), self.room(model))
+        examples = encode_pairs(data, model.own_tokenizer(), self.room(model))
+        if self.teacher is not None:
+            scores = teacher_scores(self.teacher, data.texts)
+            return [e._replace(teacher=row) for e, row in zip(examples, scores, strict=True)]
+        if self.guide is not None:
+            vectors = guide_vectors(self.guide, data.texts)
+            return [e._replace(guide=rows) for e, rows in zip(examples, vectors, strict=True)]
+        return examples
 
     def collate(self, examples: Sequence[PairExample]) -> ModelArguments:
-        return collate_pairs(examples)
+        return collate_pairs(examples, self.tokens_at_once)
 
     def decode(
         self,

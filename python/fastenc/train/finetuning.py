@@ -47,6 +47,11 @@ def task_trainer(
         origin: the first weights and the files of the data, for the model card.
     Raises: ValueError for a metric that the task does not have, or a metric without ``dev``.
     """
+    if config.parallel == "fsdp" and getattr(task, "tokens_at_once", None) is not None:
+        raise ValueError(
+            "parallel=fsdp needs the same number of passes on every process, and tokens_at_once makes as many as its "
+            "texts need, got both: leave it out, or give parallel=ddp"
+        )
     stored_task = task
     if task.max_length != type(task).max_length:
         task.check_max_length(model)
@@ -80,18 +85,12 @@ def task_trainer(
             if each:
                 fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
 
-    def collate(indices: Sequence[int], step: int) -> ModelArguments:
-        arguments = task.collate_step([examples[i] for i in indices], step)
-        if fills["train"] is not None:
-            arguments["batch"] = fills["train"](arguments["batch"], indices)
-        return arguments
-
     return Trainer(
         model,
         config,
         range(len(examples)),
         [len(example.input_ids) for example in examples],
-        collate,
+        _Collate(task, examples, fills["train"]),
         evaluate=None
         if dev is None
         else lambda m: task.evaluate(m, dev, held_out, batch_size, fills["dev"]),
@@ -118,6 +117,22 @@ def task_trainer(
             **({} if features is None else {"features": str(features_dtype)}),
         },
     )
+
+
+class _Collate:
+    """The model's arguments of examples that are given by their indices, and what their loss is a mean over."""
+
+    def __init__(self, task: Task, examples: Sequence[TokenSequence], fill: Fill | None):
+        self.task, self.examples, self.fill = task, examples, fill
+
+    def __call__(self, indices: Sequence[int], step: int) -> ModelArguments:
+        arguments = self.task.collate_step([self.examples[i] for i in indices], step)
+        if self.fill is not None:
+            arguments["batch"] = self.fill(arguments["batch"], indices)
+        return arguments
+
+    def items(self, arguments: ModelArguments) -> dict[str, int]:
+        return {"loss": self.task.loss_items(arguments)}
 
 
 def _described(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import MODULES, SentenceSettings, read_settings
 from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.encoder import Encoder
-from fastenc.models.heads.similarity_losses import cosent_loss, ranking_loss
+from fastenc.models.heads.embedding_loss import EmbeddingLoss, divergence_from_last
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import (
     FINE_TUNED,
@@ -22,10 +22,9 @@ from fastenc.models.pretrained import (
     another_task,
     architecture_of,
 )
-from fastenc.nn.pooling import check_pooling
+from fastenc.nn.pooling import check_pooling, pool
+from fastenc.nn.token_groups import in_groups
 from fastenc.packing import PackedBatch
-
-SIMILARITY_LOSSES = ("cosent", "cosine")
 
 
 class SentenceEmbedder(PretrainedModel):
@@ -35,11 +34,10 @@ class SentenceEmbedder(PretrainedModel):
         pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`). None: as the checkpoint
             says, else "mean".
         max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
-        similarity_loss: the loss for pairs with scores: "cosent"
-            (:func:`fastenc.models.heads.similarity_losses.cosent_loss`) or "cosine", the mean squared error
-            between cosine similarity and score.
-        scale: factor of the cosine similarities in the ranking loss and in CoSENT.
-        symmetric: see :func:`fastenc.models.heads.similarity_losses.ranking_loss`.
+        matryoshka_layers: in training, also compute the loss of the vectors of a layer before the last, which is drawn
+            for every batch, and the divergence of these from the last layer's vectors (2-D Matryoshka).
+        loss: fields of :class:`fastenc.models.heads.embedding_loss.EmbeddingLoss`. Those that are left out are as
+            in the checkpoint's training.
     Raises: ValueError naming the argument, the rule and the value.
     Source: Reimers and Gurevych 2019, arXiv:1908.10084.
     """
@@ -57,22 +55,30 @@ class SentenceEmbedder(PretrainedModel):
         config: EncoderConfig,
         pooling: str | None = None,
         max_length: int | None = None,
-        similarity_loss: str = "cosent",
-        scale: float = 20.0,
-        symmetric: bool = False,
+        matryoshka_layers: bool = False,
+        **loss: Any,
     ):
         super().__init__(config)
-        if similarity_loss not in SIMILARITY_LOSSES:
+        self.loss = EmbeddingLoss(**{**loss, "matryoshka": tuple(loss.get("matryoshka", ()))})
+        self.loss.check_width(config.hidden_size)
+        if matryoshka_layers and (self.loss.gather or config.num_layers < 2):
             raise ValueError(
-                f"similarity_loss must be one of {SIMILARITY_LOSSES}, got {similarity_loss!r}"
+                "matryoshka_layers needs two layers or more, and excludes gather, because every process draws another "
+                f"layer, got {config.num_layers} layers and gather={self.loss.gather}: leave one out"
             )
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        self.matryoshka_layers = matryoshka_layers
         self.encoder = Encoder(config.replace(pooler=False))
         given = {"pooling": pooling, "max_length": max_length}
         self._given: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         self._take(SentenceSettings())
-        self.similarity_loss, self.scale, self.symmetric = similarity_loss, scale, symmetric
+
+    @classmethod
+    def build(cls, config: EncoderConfig, hf_config: JsonObject, **options) -> "SentenceEmbedder":
+        trained = cast(JsonObject, hf_config.get("task_options") or {})
+        for name in EmbeddingLoss.__dataclass_fields__:
+            if name in trained:
+                options.setdefault(name, trained[name])
+        return cls(config, **options)
 
     @property
     def settings(self) -> SentenceSettings:
@@ -88,41 +94,72 @@ class SentenceEmbedder(PretrainedModel):
                 "pooling must not be last-four for a model with layer_mix, which reads a mix of all layers: give "
                 "another pooling, or set layer_mix=False"
             )
+        if self.matryoshka_layers and settings.pooling == "last-four":
+            raise ValueError(
+                "pooling must not be last-four with matryoshka_layers, which pools single layers: give mean"
+            )
         self.encoder.sentence = settings
 
     def forward(
-        self, batch: PackedBatch, labels: Tensor | None = None, text_ids: Tensor | None = None
+        self,
+        batch: PackedBatch,
+        labels: Tensor | None = None,
+        text_ids: Tensor | None = None,
+        groups: tuple[tuple[int, int, int], ...] | None = None,
+        guide: Tensor | None = None,
     ) -> ModelOutput:
         """Embed texts; with labels also compute the loss.
 
         Args:
             batch: the texts, those of one example after those of the other.
-            labels: int64 (examples,) of any value selects the ranking loss over texts, partners and hard negatives.
-                Floating point (examples,), scores of pairs, selects ``similarity_loss``.
+            labels: of :class:`fastenc.models.heads.embedding_loss.EmbeddingLoss`: int64 (examples,) selects the ranking
+                loss over texts, partners and hard negatives, floating point (examples,) scores of pairs
+                ``similarity_loss``, floating point (examples, 2) scores of a teacher ``teacher_loss``.
             text_ids: int64 (examples, texts per example), equal numbers for equal texts. None: single texts.
+            groups: see :func:`fastenc.nn.token_groups.in_groups`. None: all texts at once.
+            guide: (examples, texts per example, width), another model's vectors, which say what is no negative.
         Returns: the vectors as logits, (examples, texts per example, hidden_size), or (batch, hidden_size) without
-            text_ids; with labels also the loss in float32, a mean over examples, or CoSENT's value for the batch.
+            text_ids; with labels also the loss in float32, a mean over examples, or the value for the batch of CoSENT
+            and AnglE.
         """
-        vectors = self.encoder.pooled_vectors(batch, self.settings.pooling)
-        if self.settings.normalize:
-            vectors = F.normalize(vectors, dim=1)
+        layer = None
+        if self.matryoshka_layers and self.training and labels is not None:
+            layer = int(torch.randint(1, self.config.num_layers, ()))
+        vectors = in_groups(lambda part: self._vectors(part, layer), batch, groups)
         if text_ids is None:
             if labels is not None:
                 raise ValueError(
                     "the loss needs text_ids (examples, texts per example), got None: give them with labels"
                 )
             return ModelOutput(logits=vectors)
-        vectors = vectors.unflatten(0, tuple(text_ids.shape))
+        states = [
+            each.unflatten(0, tuple(text_ids.shape))
+            for each in (vectors.unbind(1) if layer else (vectors,))
+        ]
+        last, *earlier = states
         if labels is None:
-            return ModelOutput(logits=vectors)
-        if not labels.is_floating_point():
-            loss = ranking_loss(vectors, text_ids, scale=self.scale, symmetric=self.symmetric)
-            return ModelOutput(loss, vectors)
-        one, other = vectors[:, 0].float(), vectors[:, 1].float()
-        similarities = F.cosine_similarity(one, other, dim=1)
-        if self.similarity_loss == "cosent":
-            return ModelOutput(cosent_loss(similarities, labels, scale=self.scale), vectors)
-        return ModelOutput(F.mse_loss(similarities, labels.float()), vectors)
+            return ModelOutput(logits=last)
+        # A single process evaluates, while the others wait.
+        loss_of = self.loss if self.training else replace(self.loss, gather=False)
+        loss = loss_of(last, labels, text_ids, guide)
+        for each in earlier:
+            loss = loss + loss_of(each, labels, text_ids, guide) + divergence_from_last(each, last)
+        return ModelOutput(loss, last)
+
+    def _vectors(self, batch: PackedBatch, layer: int | None = None) -> Tensor:
+        """The vectors of texts, (batch, hidden_size); with a layer also its, (batch, 2, hidden_size)."""
+        pooling, standardization = self.settings.pooling, self.settings.standardization
+        if layer is None:
+            vectors = self.encoder.pooled_vectors(batch, pooling)
+        else:
+            output = self.encoder(batch, output_hidden_states=(layer,))
+            assert output.hidden_states is not None
+            states = (output.last_hidden_state, output.hidden_states[layer])
+            each = [pool(state, batch.cu_seqlens, pooling) for state in states]
+            vectors = torch.stack(
+                each if standardization is None else [*map(standardization, each)], 1
+            )
+        return F.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     @torch.inference_mode()
     def encode(self, texts: str | Sequence[str], **options: Any) -> Tensor:

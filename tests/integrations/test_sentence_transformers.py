@@ -1,0 +1,149 @@
+"""Patched models of sentence-transformers: every method and trainer gives the numbers that it gave before."""
+
+import copy
+import warnings
+
+import numpy
+import pytest
+import torch
+
+import fastenc
+from fastenc.data import train_tokenizer
+from fastenc.models import CrossEncoder as CrossEncoderOfPairs
+from fastenc.models import EncoderConfig, SentenceEmbedder
+from fastenc.models.embedding.sentence_files import SentenceSettings
+
+TEXTS = [
+    "a small dog runs",
+    "the dog is running in the rain and sings",
+    "two men play chess",
+    "rain",
+]
+PAIRS = [(one, other) for one in TEXTS[:2] for other in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Random models without dropout, in sentence-transformers' folders."""
+    root = tmp_path_factory.mktemp("models")
+    for name, cls in (("vectors", SentenceEmbedder), ("scores", CrossEncoderOfPairs)):
+        torch.manual_seed(0)
+        model = cls(EncoderConfig(97, 32, 2, 2, 64, 64, hidden_dropout_p=0, attention_dropout_p=0))
+        model.tokenizer = train_tokenizer(TEXTS, vocab_size=97)
+        if cls is SentenceEmbedder:
+            model.encoder.sentence = SentenceSettings(prompts={"query": "a game of "})
+        model.save_pretrained(root / name)
+    return root
+
+
+def both(make):
+    """(the model with its own forward, the patched model)."""
+    model = make()
+    return model, fastenc.patch(copy.deepcopy(model))
+
+
+@pytest.fixture
+def embedders(folders):
+    from sentence_transformers import SentenceTransformer
+
+    return both(lambda: SentenceTransformer(str(folders / "vectors"), device="cpu"))
+
+
+@pytest.fixture
+def cross_encoders(folders):
+    from sentence_transformers import CrossEncoder
+
+    return both(lambda: CrossEncoder(str(folders / "scores"), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"truncate_dim": 20, "normalize_embeddings": True},
+        {"prompt_name": "query"},
+        {"prompt": "two "},
+        {"output_value": "token_embeddings"},
+        {"precision": "int8"},
+        {"precision": "ubinary"},
+        {"convert_to_tensor": True, "batch_size": 1},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_encode(embedders, options):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*int8 quantization", category=UserWarning)
+        expected, vectors = (model.encode(TEXTS, **options) for model in embedders)
+    for ours, theirs in zip(vectors, expected, strict=True):
+        ours, theirs = (numpy.asarray(each, dtype="float64") for each in (ours, theirs))
+        # A rounding error may put a number into the next bin of 8 bits.
+        numpy.testing.assert_allclose(ours, theirs, atol=1.0 if "precision" in options else 1e-5)
+
+
+def test_predict_and_rank(cross_encoders):
+    own, patched = cross_encoders
+    numpy.testing.assert_allclose(patched.predict(PAIRS), own.predict(PAIRS), atol=1e-6)
+    ranked, expected = (
+        model.rank(TEXTS[0], TEXTS, top_k=3, return_documents=True) for model in (patched, own)
+    )
+    assert [each["text"] for each in ranked] == [each["text"] for each in expected]
+    assert [e["score"] for e in ranked] == pytest.approx([e["score"] for e in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize("which", ["embedders", "cross_encoders"])
+def test_a_saved_model_is_the_unpatched_one(which, request, tmp_path):
+    own, patched = request.getfixturevalue(which)
+    patched.save(str(tmp_path / "saved"))
+    loaded = type(own)(str(tmp_path / "saved"), device="cpu")
+    call = (lambda m: m.encode(TEXTS)) if which == "embedders" else (lambda m: m.predict(PAIRS))
+    numpy.testing.assert_array_equal(call(loaded), call(own))
+    numpy.testing.assert_allclose(call(fastenc.patch(loaded)), call(own), atol=1e-5)
+
+
+def losses_of(model, trainer_class, arguments_class, rows, loss, folder):
+    from datasets import Dataset
+
+    arguments = arguments_class(
+        str(folder),
+        per_device_train_batch_size=4,
+        max_steps=3,
+        learning_rate=1e-3,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = trainer_class(
+        model, arguments, train_dataset=Dataset.from_dict(rows), loss=loss(model)
+    )
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def test_trainers_have_the_same_losses(embedders, cross_encoders, tmp_path):
+    from sentence_transformers import (
+        CrossEncoderTrainer,
+        CrossEncoderTrainingArguments,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+    from sentence_transformers.sentence_transformer.losses import (
+        MatryoshkaLoss,
+        MultipleNegativesRankingLoss,
+    )
+
+    columns = dict(zip(("one", "other"), map(list, zip(*PAIRS, strict=True)), strict=True))
+    matryoshka = lambda model: MatryoshkaLoss(model, MultipleNegativesRankingLoss(model), [32, 16])
+    of_vectors = (
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        columns,
+        matryoshka,
+    )
+    labelled = columns | {"label": [float(i % 2) for i in range(len(PAIRS))]}
+    of_pairs = CrossEncoderTrainer, CrossEncoderTrainingArguments, labelled, BinaryCrossEntropyLoss
+    for models, given in ((embedders, of_vectors), (cross_encoders, of_pairs)):
+        expected, losses = (losses_of(model, *given, tmp_path) for model in models)
+        assert len(losses) == 3 and len({*expected}) == 3
+        assert losses == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,152 @@
+"""Hard negatives: those of sentence-transformers' mine_hard_negatives; the searches; from files to training data."""
+
+import json
+import random
+
+import pytest
+import torch
+
+import fastenc
+from fastenc.data import train_tokenizer
+from fastenc.data.pairs import read_pairs
+from fastenc.data.ranking import read_ranking
+from fastenc.models import CrossEncoder, EncoderConfig, SentenceEmbedder
+from fastenc.models.embedding import search
+from fastenc.tasks.mining import Mining, mine_hard_negatives
+from tests.helpers.commands import failure, run
+
+WORDS = [
+    "dog",
+    "cat",
+    "man",
+    "chess",
+    "rain",
+    "song",
+    "tree",
+    "river",
+    "bank",
+    "town",
+    "plays",
+    "sings",
+]
+DRAW = random.Random(0)
+TEXTS = [" ".join(DRAW.sample(WORDS, DRAW.randint(2, 5))) for _ in range(40)]
+PAIRS = [*zip(TEXTS[:12], TEXTS[12:24], strict=True), (TEXTS[0], TEXTS[30]), (TEXTS[3], TEXTS[12])]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Random models of vectors and of pairs."""
+    root = tmp_path_factory.mktemp("models")
+    for name, cls in (("vectors", SentenceEmbedder), ("scores", CrossEncoder)):
+        torch.manual_seed(0)
+        model = cls(EncoderConfig(97, 32, 2, 2, 64, 64))
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.tokenizer = train_tokenizer(TEXTS, vocab_size=97)
+        model.save_pretrained(root / name)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({}, {}),
+        ({"skip": 2, "num_negatives": 4}, {"range_min": 2, "num_negatives": 4}),
+        ({"candidates": 6, "max_score": 0.96}, {"range_max": 6, "max_score": 0.96}),
+        ({"margin": 0.005, "min_score": 0.85}, {"absolute_margin": 0.005, "min_score": 0.85}),
+        (
+            {"relative_margin": 0.01, "search": "faiss"},
+            {"relative_margin": 0.01, "use_faiss": True},
+        ),
+        ({"max_score": 0.48, "cross": True}, {"max_score": 0.48, "cross": True}),
+    ],
+    ids=["nearest", "skip", "candidates", "margin", "relative margin, faiss", "cross-encoder"],
+)
+def test_negatives_are_sentence_transformers(ours, theirs, folder):
+    from datasets import Dataset
+    from sentence_transformers import CrossEncoder as PeerOfPairs
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import mine_hard_negatives as peer
+
+    cross = ours.pop("cross", False) and theirs.pop("cross")
+    reranker = fastenc.Reranker.from_pretrained(folder / "scores") if cross else None
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    mined = mine_hard_negatives(encoder, PAIRS, TEXTS[24:], Mining(**ours), cross_encoder=reranker)
+    queries, positives = zip(*PAIRS, strict=True)
+    expected = peer(
+        Dataset.from_dict({"query": queries, "positive": positives}),
+        SentenceTransformer(str(folder / "vectors"), device="cpu"),
+        corpus=TEXTS[24:],
+        cross_encoder=PeerOfPairs(str(folder / "scores"), device="cpu") if cross else None,
+        output_scores=True,
+        verbose=False,
+        **theirs,
+    )
+    rows = [
+        (each.query, positive, negative, [high, low])
+        for each in mined
+        for positive, high in zip(each.positives, each.positive_scores, strict=True)
+        for negative, low in zip(each.negatives, each.negative_scores, strict=True)
+    ]
+    of_peer = list(zip(*(expected[name] for name in expected.column_names), strict=True))
+    assert len(rows) > 10 and [row[:3] for row in rows] == [tuple(row[:3]) for row in of_peer]
+    for row, each in zip(rows, of_peer, strict=True):
+        assert row[3] == pytest.approx(each[3], abs=1e-5)
+
+
+def test_searches_find_the_largest_products(monkeypatch):
+    monkeypatch.setattr(search, "QUERIES_AT_ONCE", 3)
+    monkeypatch.setattr(search, "DOCUMENTS_AT_ONCE", 7)
+    queries, documents = (torch.nn.functional.normalize(torch.randn(n, 16), dim=1) for n in (8, 40))
+    expected = (queries @ documents.T).topk(9, dim=1)
+    for name, find in search.SEARCHES.items():
+        scores, indices = find(queries, documents, 9)
+        torch.testing.assert_close(scores, expected.values, rtol=1e-5, atol=1e-6)
+        assert torch.equal(indices, expected.indices), name
+
+
+def test_random_negatives_are_among_the_candidates(folder):
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    mine = lambda **options: mine_hard_negatives(encoder, PAIRS, (), Mining(**options))
+    nearest = mine(num_negatives=6, candidates=6)
+    drawn = [
+        mine(num_negatives=2, candidates=6, sampling="random", seed=seed) for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for one, all_six in zip(drawn[0], nearest, strict=True):
+        places = [all_six.negatives.index(text) for text in one.negatives]
+        assert len(places) == 2 and places == sorted(places)
+
+
+def test_from_files_to_training_data(folder, tmp_path, capsys):
+    pairs, corpus = tmp_path / "pairs.jsonl", tmp_path / "corpus.txt"
+    rows = [json.dumps({"q": query, "d": document}) for query, document in PAIRS]
+    pairs.write_text("\n".join(rows) + "\n")
+    corpus.write_text("\n".join(TEXTS[24:]) + "\n")
+    command = ("mine", folder / "vectors", pairs, "-t", "q", "-t", "d", "--corpus", corpus)
+    run(*command, "-o", tmp_path / "triplets.tsv")
+    triplets = read_pairs(tmp_path / "triplets.tsv", ("q", "d", "negative"))
+    assert len(triplets) == 14 * 3
+    run(
+        *command,
+        "--write-as",
+        "lists",
+        "-o",
+        tmp_path / "lists.jsonl",
+        "--cross-encoder",
+        folder / "scores",
+    )
+    lists = read_ranking(tmp_path / "lists.jsonl", teacher="score")
+    assert lists.labels[0] == [1, 1, 0, 0, 0] and len(lists) == 12
+    reranker = fastenc.Reranker.from_pretrained(folder / "scores", activation="Identity")
+    scores = reranker.predict([(lists.queries[0], text) for text in lists.documents[0]])
+    assert lists.teacher[0] == pytest.approx(scores.tolist(), abs=1e-5)
+    for options, message in (
+        (("--write-as", "table"), "--write-as must be one of triplets, lists, got table"),
+        (("--num-negatives", 0), "--num-negatives must be at least 1, got 0"),
+        (("--search", "near"), "--search must be one of exact, faiss, usearch, got near"),
+        (("--skip", 3, "--candidates", 4), "--candidates must be at least"),
+    ):
+        assert message in failure(capsys, *command, *options, "-o", tmp_path / "x.jsonl")
