@@ -125,7 +125,7 @@ std::vector<double> product(const Values& a, const Values& w, const Values& bias
 }
 
 void check_products() {
-  const int64_t rows = 13, columns = 72, depth = 131;
+  const int64_t rows = 13, columns = 75, depth = 131;
   const Values a(rows * depth), w(columns * depth), bias(columns);
   const std::vector<double> wanted = product(a, w, bias, rows, columns, depth);
   for (const bool bf16 : {false, true}) {
