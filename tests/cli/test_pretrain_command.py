@@ -33,6 +33,12 @@ def test_every_objective_trains_and_goes_on(objective, text, tmp_path):
     assert Encoder.from_pretrained(tmp_path / "b").config.num_layers == 2
 
 
+def test_what_an_encoder_decoder_cannot_be_is_refused_before_texts_are_read(tmp_path, capsys):
+    for option, value in (("--tokenizer", "wordpiece"), ("--family", "bert")):
+        command = ("missing.txt", "--objective", "span-corruption", option, value, "-o", tmp_path)
+        assert f"{option} must be one of t5" in failure(capsys, "pretrain", *command)
+
+
 def test_packing_is_chosen(text, tmp_path):
     options = (*SMALL, "--batch-size", 4, "--max-steps", 1, "--packing", "doc-sentences")
     run("pretrain", text, "-o", tmp_path, *options)

@@ -7,9 +7,8 @@ import warnings
 import pytest
 import torch
 
-from tests.helpers.families import BY_NAME
 from tests.transformers_suite import mixin
-from tests.transformers_suite.subjects import ModelTester, case_of, patched
+from tests.transformers_suite.subjects import SUBJECTS, ModelTester, case_of, patched
 
 FOLDER = os.environ.get("FASTENC_TRANSFORMERS_SDIST")
 if not FOLDER:
@@ -22,9 +21,9 @@ if not torch.cuda.is_available():  # float16 has kernels only on a GPU
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("family", BY_NAME)
-def test_the_fused_forward_is_what_is_tested(family):
-    case, tester = case_of(family, Mixin), ModelTester(family)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_the_fused_forward_is_what_is_tested(subject):
+    case, tester = case_of(subject, Mixin), ModelTester(subject)
     assert case.all_model_classes
     config, inputs = tester.prepare_config_and_inputs_for_common()
     for model_class in case.all_model_classes:
@@ -36,9 +35,9 @@ def test_the_fused_forward_is_what_is_tested(family):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family", BY_NAME)
-def test_patched(family, name):
-    case = case_of(family, Mixin)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_patched(subject, name):
+    case = case_of(subject, Mixin)
     try:
         with patched(case.all_model_classes):
             run(case, name)

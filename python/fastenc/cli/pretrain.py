@@ -99,6 +99,8 @@ class Pretrain(Command):
                 "--teacher is for --objective distill, which needs it, got "
                 f"{self.teacher} for {self.objective.objective}"
             )
+        if self.from_ is None and self.objective.definition.student is None:
+            self.new.check(self.objective.definition)
         process_state(self.training.device)
         with open_output(
             Path(self.training.output), self.resume, self.overwrite

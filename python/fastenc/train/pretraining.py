@@ -263,11 +263,23 @@ class NewModel:
         most = max(1, self.hidden // HEAD_WIDTH)
         return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
 
+    def check(self, objective: Objective) -> None:
+        """Raises: ValueError for a family or a tokenizer that the objective's model cannot have."""
+        if self.family not in (None, *(known := families_of(objective))):
+            raise ValueError(
+                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
+            )
+        if self.tokenizer in MODEL_TYPES and self.tokenizer not in objective.tokenizers:
+            raise ValueError(
+                f"tokenizer must be one of {', '.join(objective.tokenizers)}, or a folder, for this objective, which "
+                f"needs special tokens that others lack, got {self.tokenizer}: leave it out"
+            )
+
     def make_tokenizer(
         self, documents: Sequence[str], objective: Objective = OBJECTIVES["mlm"]
     ) -> TokenizerLike:
         """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
-        tokenizer = self.tokenizer or objective.tokenizer
+        tokenizer = self.tokenizer or objective.tokenizers[0]
         if tokenizer not in MODEL_TYPES:
             return load_tokenizer(tokenizer)
         # Only the main process trains it, because Unigram's training is not deterministic.
@@ -307,10 +319,7 @@ class NewModel:
         Raises: ValueError for a family that the objective's model cannot have, and for ``embedding_size`` or an option
             of the generator with a model that does not have it.
         """
-        if self.family not in (None, *(known := families_of(objective))):
-            raise ValueError(
-                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
-            )
+        self.check(objective)
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
@@ -395,6 +404,10 @@ def objective_trainer(
         if config.learning_rate
         else replace(config, learning_rate=PretrainConfig.learning_rate)
     )
+    start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
+    if options.definition.has_decoder:
+        # A tokenizer without the tokens that the objective needs is refused before the texts are packed.
+        options.collator(tokenizer, [], config.seed, start_id=start_id)
     counts, groups = None, None
     examples: Sequence[Any]
     held_out: Sequence[Any]
@@ -421,7 +434,6 @@ def objective_trainer(
         texts = tokens_checksum(map(token_ids, examples))
         if options.replacement == "unigram":
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
-    start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
     held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
     return Trainer(
         model,
