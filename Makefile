@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try kernels-aarch64 wheel-aarch64 wheel-aarch64-try transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try kernels-aarch64 wheel-aarch64 transformers-suite clean setup
 setup: .stamps/deps .stamps/build
 
 # One core installs what the project needs while the other compiles.
@@ -81,12 +81,9 @@ wheel-check:
 kernels-aarch64:
 	release/kernels_aarch64.sh
 
-# The wheels for AArch64, cross-compiled; then one under qemu, with torch.
+# The wheels for AArch64, cross-compiled.
 wheel-aarch64: setup
 	MACHINE=aarch64 release/build.sh $(PYTHONS)
-
-wheel-aarch64-try:
-	release/try_aarch64.sh
 
 # In a new environment, without a compiler, the wheel of each Python: QUICK=1 without the demo.
 wheel-try:

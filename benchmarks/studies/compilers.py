@@ -123,6 +123,7 @@ def main() -> None:
                 name: {"median_ms": 1e3 * median, "speedup": medians[baseline] / median}
                 for name, median in medians.items()
             }
+            print(", ".join(case), {name: f"{1e3 * s:.1f} ms" for name, s in medians.items()}, flush=True)
         compilers = {name: ask(name, compiler) for name in libraries}
         for process in processes.values():
             process.shutdown()
