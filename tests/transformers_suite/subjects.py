@@ -30,8 +30,9 @@ class ModelTester:
     def __init__(self, subject: str):
         self.family = subject.removesuffix(_WHOLE)
         self.is_encoder_decoder = subject.endswith(_WHOLE)
-        # The encoder alone has no loss.
-        self.is_training = self.is_encoder_decoder or not BY_NAME[self.family].no_heads
+        entry = BY_NAME[self.family]
+        has_heads = not entry.no_heads or bool(entry.heads)
+        self.is_training = self.is_encoder_decoder or has_heads  # the encoder alone has no loss
         settings = self.get_config()
         self.num_hidden_layers = settings.num_hidden_layers
         self.num_attention_heads = settings.num_attention_heads
@@ -41,7 +42,7 @@ class ModelTester:
         if self.is_encoder_decoder:
             start = START_TOKENS[self.family]
             return config(self.family, decoder_start_token_id=3 if start is None else start)
-        changes = {"is_encoder_decoder": False} if BY_NAME[self.family].no_heads else {}
+        changes = {} if self.is_training else {"is_encoder_decoder": False}
         return config(self.family, **changes)
 
     def prepare_config_and_inputs_for_common(self):
@@ -101,7 +102,10 @@ def _classes(subject: str) -> tuple[type, ...]:
     )
     classes = filter(inspect.isclass, vars(module).values())
     own = (model_class for model_class in classes if model_class.__module__ == module.__name__)
-    models = (k for k in own if issubclass(k, PreTrainedModel) and _is_patched(k, settings))
+    models = (k for k in own if issubclass(k, PreTrainedModel) and k.config_class is not None)
+    # A class of another configuration, such as that of Gemma 3 with images, would be loaded in its default size.
+    models = (k for k in models if isinstance(settings, k.config_class))
+    models = (k for k in models if _is_patched(k, settings))
     whole = subject.endswith(_WHOLE)
     return tuple(k for k in models if whole == (architecture_of(k(settings)) is not None))
 
