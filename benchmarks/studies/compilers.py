@@ -11,7 +11,6 @@ Outputs are compared with the baseline's before anything is timed.
 
 import argparse
 import importlib.util
-import os
 import statistics
 import sys
 import tempfile
@@ -123,7 +122,11 @@ def main() -> None:
                 name: {"median_ms": 1e3 * median, "speedup": medians[baseline] / median}
                 for name, median in medians.items()
             }
-            print(", ".join(case), {name: f"{1e3 * s:.1f} ms" for name, s in medians.items()}, flush=True)
+            print(
+                ", ".join(case),
+                {name: f"{1e3 * s:.1f} ms" for name, s in medians.items()},
+                flush=True,
+            )
         compilers = {name: ask(name, compiler) for name in libraries}
         for process in processes.values():
             process.shutdown()
