@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try wheel-aarch64 transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try kernels-aarch64 wheel-aarch64 transformers-suite clean setup
 setup: .stamps/deps .stamps/build
 
 # One core installs what the project needs while the other compiles.
@@ -61,8 +61,10 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
-# The steps of a release, which .github/workflows/release.yml runs on other machines too. PYTHONS: those with a wheel.
-PYTHONS ?= $(foreach minor,10 11 12 13,$(shell python3.$(minor) -c 'import sys; print(sys.executable)' 2>/dev/null))
+# The steps of a release, which .github/workflows/release.yml runs on other machines too. PYTHONS: those with a wheel;
+# pyenv's command of a version runs only where the version is named.
+PYTHONS ?= $(foreach minor,10 11 12 13,$(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd: -) \
+	python3.$(minor) -c 'import sys; print(sys.executable)' 2>/dev/null))
 wheel: setup
 	rm -rf dist
 	$(BIN)/python -m build --sdist --no-isolation --outdir dist
@@ -75,9 +77,13 @@ wheel-pure:
 wheel-check:
 	PYTHON=$(PYTHON) release/check.sh
 
-# The kernels for AArch64, cross-compiled and run under qemu.
-wheel-aarch64:
-	release/aarch64.sh
+# The kernels for AArch64, cross-compiled and run under qemu, without torch.
+kernels-aarch64:
+	release/kernels_aarch64.sh
+
+# The wheels for AArch64, cross-compiled.
+wheel-aarch64: setup
+	MACHINE=aarch64 release/build.sh $(PYTHONS)
 
 # In a new environment, without a compiler, the wheel of each Python: QUICK=1 without the demo.
 wheel-try:

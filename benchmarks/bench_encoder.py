@@ -48,6 +48,24 @@ def uniform_lengths(low: int, high: int, count: int) -> list[list[int]]:
     ]
 
 
+def corpora(folder: Path) -> dict[str, list[list[int]]]:
+    """{name: token ids of its texts}, by the tokenizer of the checkpoint in ``folder``."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    sst2 = sst2_lengths(tokenizer)
+    if sst2 is None:
+        print("FASTENC_DATA is not set: the SST-2 lengths are left out")
+    return {
+        **({} if sst2 is None else {"lengths of SST-2": sst2}),
+        "lengths 10 to 256": uniform_lengths(10, 256, 4 * BATCH),
+        "all 128 tokens": uniform_lengths(128, 128, 2 * BATCH),
+        "one text of 20 tokens": uniform_lengths(20, 20, 1),
+    }
+
+
 def batches(sequences, by_length):
     order = sorted(sequences, key=len) if by_length else sequences
     return [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
@@ -57,19 +75,8 @@ def main() -> None:
     if ON_GPU:
         print("a benchmark of CPUs: models measures whole models on a GPU")
         return
-    from tokenizers import Tokenizer
-
     folder = minilm_folder()
     threads = torch.get_num_threads()
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    corpora = {
-        "lengths of SST-2": sst2_lengths(tokenizer),
-        "lengths 10 to 256": uniform_lengths(10, 256, 4 * BATCH),
-        "all 128 tokens": uniform_lengths(128, 128, 2 * BATCH),
-        "one text of 20 tokens": uniform_lengths(20, 20, 1),
-    }
     model = hugging_face(folder)
     model_bf16 = hugging_face(folder).bfloat16()
     patched = patch(hugging_face(folder))
@@ -147,10 +154,8 @@ def main() -> None:
                 row["sentences_per_s"] = len(sequences) / row["median_ms"] * 1e3
         return {corpus: rows}
 
-    if corpora["lengths of SST-2"] is None:
-        print("FASTENC_DATA is not set: the SST-2 lengths are left out")
-        del corpora["lengths of SST-2"]
-    run_groups("encoder", {name: partial(measure, name, texts) for name, texts in corpora.items()})
+    texts = corpora(folder)
+    run_groups("encoder", {name: partial(measure, name, each) for name, each in texts.items()})
 
 
 if __name__ == "__main__":

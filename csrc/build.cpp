@@ -14,7 +14,11 @@ const char* build_id() { return FASTENC_BUILD_ID; }
 
 BuildInfo build_info() {
   BuildInfo info{};
-  info.compiler = __VERSION__;
+#if defined(__clang__)
+  info.compiler = __VERSION__;  // "Clang 19.1.7 ..."
+#else
+  info.compiler = "GCC " __VERSION__;
+#endif
   info.torch_stable_abi = "2.11";
 #ifdef USE_CUDA
   static const std::string cuda = cuda::build();

@@ -17,7 +17,7 @@ const char* usable_isas();
 bool is_intel();
 // Whether it has instructions for products of bfloat16.
 bool has_bf16_units();
-// Whether the chosen set has products of pairs of bfloat16: AVX512-BF16, or Arm's bfdot.
+// Whether the chosen set has products of pairs of bfloat16: AVX512-BF16, or Arm's bfmmla.
 bool has_bf16_dot_products();
 // Whether it can use AMX for bfloat16, which the operating system must grant.
 bool has_bf16_tiles();

@@ -125,7 +125,7 @@ std::vector<double> product(const Values& a, const Values& w, const Values& bias
 }
 
 void check_products() {
-  const int64_t rows = 13, columns = 72, depth = 131;
+  const int64_t rows = 13, columns = 75, depth = 131;
   const Values a(rows * depth), w(columns * depth), bias(columns);
   const std::vector<double> wanted = product(a, w, bias, rows, columns, depth);
   for (const bool bf16 : {false, true}) {
@@ -152,7 +152,13 @@ void check_products() {
       GemmFewRows call{};
       call.a = a.data(pairs), call.a_bf16 = pairs, call.a_row = depth, call.weight = weight;
       call.bias = bias.wide.data(), call.c = few.wide.data(), call.rows = rows;
-      FASTENC_CALL(gemm_few_rows, call, 0, columns);
+      std::vector<float> turned(few_rows_floats(call));
+      if (pairs) {
+        FASTENC_CALL(gemm_pairs, call, 0, columns);
+      } else {
+        FASTENC_CALL(pack_few_rows, call, turned.data());
+        FASTENC_CALL(gemm_few_rows, call, turned.data(), 0, columns);
+      }
       compare("few rows" + dtype + (pairs ? " in pairs" : ""), few, wanted, rounding(false));
     }
   }

@@ -77,11 +77,11 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
 
 // For few rows each weight is used only a few times, so packing it would not pay.
 
-#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
+#if FASTENC_VECTOR_BYTES == 64
 // Pairs of bfloat16 by the processor's instruction. Each output is a dot product of contiguous rows; kDotOutputs rows of
 // W stay in the first-level cache while all rows of A use them.
 
-constexpr int kDotRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 3;  // times kDotOutputs sums fill the registers
+constexpr int kDotRows = 6;  // times kDotOutputs sums fill the registers
 constexpr int kDotOutputs = 4;
 
 // How a dot product reads kTerms elements of each row and accumulates their products.
@@ -89,23 +89,12 @@ struct Bfloat16Terms {
   using A = bfloat16;
   using W = bfloat16;
   static constexpr int kTerms = 2 * kLanes;
-#if FASTENC_NEON_BF16
-  FASTENC_INLINE bfloat16x8_t take(const bfloat16* p, int n) {
-    bfloat16 terms[kTerms] = {};
-    if (n < kTerms) __builtin_memcpy(terms, p, n * sizeof *p);
-    return vld1q_bf16((const bfloat16_t*)(n == kTerms ? p : terms));
-  }
-  FASTENC_INLINE Vec add_products(Vec sum, bfloat16x8_t a, bfloat16x8_t w) {
-    return (Vec)vbfdotq_f32((float32x4_t)sum, a, w);
-  }
-#else
   FASTENC_INLINE __m512i take(const bfloat16* p, int n) {
     return n == kTerms ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
   }
   FASTENC_INLINE Vec add_products(Vec sum, __m512i a, __m512i w) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)w);
   }
-#endif
 };
 
 // Also prefetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor to do it.
@@ -347,12 +336,12 @@ void gemm_few_rows(const GemmFewRows& m, const float* packed, int64_t left, int6
                 : gemm_few_rows_in_lanes<float>(m, packed, left, right);
 }
 
-#if FASTENC_VECTOR_BYTES == 64 || FASTENC_NEON_BF16
+#if FASTENC_VECTOR_BYTES == 64
 void gemm_pairs(const GemmFewRows& m, int64_t left, int64_t right) {
   int64_t output = left;
   for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<Bfloat16Terms, kDotOutputs>(m, output);
   for (; output < right; ++output) dot_rows<Bfloat16Terms, 1>(m, output);
 }
-#else
+#elif !FASTENC_NEON_BF16
 void gemm_pairs(const GemmFewRows&, int64_t, int64_t) {}  // no processor of this set has products of pairs
 #endif

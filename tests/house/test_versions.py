@@ -13,10 +13,10 @@ from tests.helpers.families import model
 
 
 def rows():
-    """{library: (needed, tested with)} from the page's table."""
+    """{library: (needed, newest tested)} from the page's table."""
     text = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return {name: (needed, tested) for name, needed, tested, _ in cells[1:]}
+    return {name: (needed, newest) for name, needed, _, newest, _ in cells[1:]}
 
 
 def test_the_needed_versions_are_those_of_the_package():

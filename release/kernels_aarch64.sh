@@ -3,9 +3,9 @@
 # Debian's g++-aarch64-linux-gnu and qemu-user-static (or qemu-user), and no torch for AArch64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-WORK=$PWD/build/release/aarch64
+WORK=$PWD/build/release/aarch64/kernels
 mkdir -p "$WORK"
-flags=(-O3 -std=c++20 -Wall -Icsrc -fno-math-errno -fno-trapping-math -ffp-contract=fast)
+flags=(-O3 -std=c++20 -Icsrc -fno-math-errno -fno-trapping-math -ffp-contract=fast)
 for source in csrc/isa.cpp csrc/cpu/isa_neon.cpp csrc/cpu/isa_neon_bf16.cpp release/kernels.cpp; do
   aarch64-linux-gnu-g++ "${flags[@]}" -c "$source" -o "$WORK/$(basename "$source").o"
 done
