@@ -126,14 +126,17 @@ Tensor input_gradient(Tensor dy, Tensor argmax, Tensor weight, int64_t tokens) {
   weight = as_contiguous(weight);
   const bool bf16 = is_bfloat16(dy);
   Tensor dx = empty({tokens, weight.size(1)}, dy.scalar_type());
-  std::vector<float> wide(bf16 ? dx.numel() : 0);
-  float* sums = bf16 ? wide.data() : static_cast<float*>(dx.mutable_data_ptr());
-  if (!bf16) std::fill_n(sums, dx.numel(), 0.f);
+  std::vector<float> wide(bf16 ? dx.numel() : 0), sums(dx.numel());
+  std::vector<int32_t> terms(tokens);
+  float* out = bf16 ? wide.data() : static_cast<float*>(dx.mutable_data_ptr());
+  if (!bf16) std::fill_n(out, dx.numel(), 0.f);
   const SegmentMaxGradient a = gradient_of(dy, argmax, weight);
+  const SegmentMaxSums to{out, sums.data(), terms.data()};
   torch::stable::parallel_for(0, a.batch, 1, [&](int64_t begin, int64_t end) {
-    FASTENC_CALL(segment_max_input_gradient, a, bf16, begin, end, sums);
+    FASTENC_CALL(segment_max_input_gradient, a, bf16, begin, end, to);
   });
-  if (bf16) narrow_all(sums, dx);
+  for (int64_t i = 0; i < dx.numel(); ++i) out[i] += sums[i];
+  if (bf16) narrow_all(out, dx);
   return dx;
 }
 

@@ -20,6 +20,11 @@ struct SegmentMaxGradient {
   int64_t batch, columns, depth;
 };
 
+struct SegmentMaxSums {
+  float *dx, *sums;  // (tokens, depth); dx without the latest sums
+  int32_t* terms;    // (tokens,), of the latest sums
+};
+
 FASTENC_FOR_EACH_ISA(
     // Takes the rows [first, last) of the columns [left, right) into the maxima; product (rows, right - left). Called for
     // the rows in order: `sequence` is 0 at first, and then what the call before left there.
@@ -28,7 +33,8 @@ FASTENC_FOR_EACH_ISA(
         int64_t* sequence);
     // sums (right - left, depth) = the rows [left, right) of dW.
     void segment_max_weight_gradient(const SegmentMaxGradient&, bool bf16, int64_t left, int64_t right, float* sums);
-    // dx (tokens, depth) += the gradient of the sequences [begin, end).
-    void segment_max_input_gradient(const SegmentMaxGradient&, bool bf16, int64_t begin, int64_t end, float* dx);)
+    // dx + sums += the gradient of the sequences [begin, end).
+    void segment_max_input_gradient(
+        const SegmentMaxGradient&, bool bf16, int64_t begin, int64_t end, const SegmentMaxSums&);)
 
 }  // namespace fastenc

@@ -60,13 +60,30 @@ static void weight_gradient(const SegmentMaxGradient& a, int64_t left, int64_t r
 // A block of W stays in the second-level cache while all sequences use it.
 constexpr int64_t kGradientColumns = 128;
 
+// A token has the maxima of thousands of columns, and one long sum would round more than a matrix product: so many terms
+// are summed before they are added to the rest.
+constexpr int32_t kSummedTerms = 64;
+
+// target += sums, and sums = 0
+FASTENC_INLINE void move_sums(float* target, float* sums, int64_t depth) {
+  auto move_columns = [&](int64_t c, int n) __attribute__((always_inline)) {
+    store_n(target + c, load_n(target + c, n) + load_n(sums + c, n), n);
+    store_n(sums + c, Vec{}, n);
+  };
+  FASTENC_FOR_COLUMNS(depth, move_columns);
+}
+
 template <class T>
-static void input_gradient(const SegmentMaxGradient& a, int64_t begin, int64_t end, float* dx) {
+static void input_gradient(const SegmentMaxGradient& a, int64_t begin, int64_t end, const SegmentMaxSums& to) {
   for (int64_t left = 0; left < a.columns; left += kGradientColumns) {
     const int64_t right = a.columns - left < kGradientColumns ? a.columns : left + kGradientColumns;
     for (int64_t sequence = begin; sequence < end; ++sequence)
       for_maxima<T>(a, sequence, left, right, [&](int64_t column, int64_t token, float factor) {
-        add_multiple(dx + token * a.depth, (const T*)a.rows + column * a.depth, factor, a.depth);
+        float* sums = to.sums + token * a.depth;
+        add_multiple(sums, (const T*)a.rows + column * a.depth, factor, a.depth);
+        if (++to.terms[token] < kSummedTerms) return;
+        move_sums(to.dx + token * a.depth, sums, a.depth);
+        to.terms[token] = 0;
       });
   }
 }
@@ -75,6 +92,7 @@ void segment_max_weight_gradient(const SegmentMaxGradient& a, bool bf16, int64_t
   bf16 ? weight_gradient<bfloat16>(a, left, right, sums) : weight_gradient<float>(a, left, right, sums);
 }
 
-void segment_max_input_gradient(const SegmentMaxGradient& a, bool bf16, int64_t begin, int64_t end, float* dx) {
-  bf16 ? input_gradient<bfloat16>(a, begin, end, dx) : input_gradient<float>(a, begin, end, dx);
+void segment_max_input_gradient(
+    const SegmentMaxGradient& a, bool bf16, int64_t begin, int64_t end, const SegmentMaxSums& to) {
+  bf16 ? input_gradient<bfloat16>(a, begin, end, to) : input_gradient<float>(a, begin, end, to);
 }

@@ -295,7 +295,8 @@ def test_help_names_every_option_in_full_with_its_default(name, monkeypatch):
     for option in options_of(command):
         shown = option.name.upper() if option.positional else f"--{option.key}"
         assert re.search(rf"^ +{re.escape(shown)}\b", text, re.M), shown
-        assert ("--no-" + option.key in text) == (option.type is bool), shown
+        switched_off = re.search(rf"--no-{option.key}(?![\w-])", text)
+        assert bool(switched_off) == (option.type is bool), shown
         start = option.full_help.split("-")[0].split("/")[0]
         assert " ".join(start.split()) in words
 
@@ -386,7 +387,7 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
     )
     assert "--multi-label excludes regression" in text
     text = failure(capsys, "finetune", pretrained, train, "--task", "ner", "-o", folder / "x")
-    assert "--task must be one of sequence-classification" in text
+    assert "--task must be one of rerank, sequence-classification" in text
     text = failure(capsys, "predict", pretrained, dev, "-o", folder / "x.tsv")
     assert "must have the head of a task, got BertForMaskedLM: fine-tune it first" in text
     (folder / "other.tsv").write_text(dev.read_text().replace("pos", "good"))

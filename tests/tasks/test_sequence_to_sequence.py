@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("model_type", "lr"), [("t5", 1e-2), ("bpe", 2e-3)])
+@pytest.mark.parametrize(("model_type", "lr"), [("t5", 1e-2), ("bpe", 5e-3)])
 def test_from_a_table_to_predictions(model_type, lr, folder, tmp_path):
     data, out = folder / "rows.tsv", tmp_path / "run"
     options = ("--task", "seq2seq", "--prefix", "colour: ", "--max-target-length", 8)

@@ -292,8 +292,8 @@ def _own_norm_inputs(size: Size, draw: Draw) -> dict[str, Any]:
     return {"x": draw.normal(size.tokens, size.width), **vectors}
 
 
-def _offset_rms_norm(x, x_bias, weight) -> Tensor:
-    return rms_norm(x, 1.0 + weight.float(), x_bias=x_bias)
+def _offset_rms_norm(x, x_bias, weight, *, impl="auto") -> Tensor:
+    return rms_norm(x, 1.0 + weight.float(), x_bias=x_bias, impl=impl)
 
 
 def _plain_offset_rms_norm(x, x_bias, weight) -> Tensor:

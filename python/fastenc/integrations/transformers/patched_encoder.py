@@ -71,6 +71,20 @@ class PatchedEncoder(Encoder):
         return self._read().modules.get("first_norm")
 
     @property
+    def relative_positions(self) -> Any:  # type: ignore[override]
+        return self._read().modules.get("relative_positions")
+
+    @property
+    def position_norm(self) -> Any:  # type: ignore[override]
+        return self._read().modules.get("position_norm")
+
+    @property
+    def convolution(self) -> Any:  # type: ignore[override]
+        modules = self._read().modules
+        parts = [modules.get(f"convolution.{name}") for name in ("conv", "norm")]
+        return nn.ModuleList(part for part in parts if part is not None)
+
+    @property
     def relative_biases(self) -> nn.ModuleList:  # type: ignore[override]
         modules = self._read().modules
         tables = [module for name, module in modules.items() if name.startswith("relative_biases.")]
