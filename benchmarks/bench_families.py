@@ -2,7 +2,8 @@
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
-is timed, results are compared with Hugging Face's at every real token.
+is timed, results are compared with Hugging Face's at every real token. Families that are trained here too run forward
+and backward with their dropout; without it, the gradients of the embeddings are compared before.
 """
 
 import tempfile
@@ -12,11 +13,11 @@ import torch
 
 from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._peers import padded
-from benchmarks._products import FLOOR, Products
+from benchmarks._products import FLOOR, Products, all_products
 from benchmarks.lengths import lengths
 from fastenc import patch
 from fastenc.models import Encoder
-from fastenc.packing import pack_sequences
+from fastenc.packing import PackedBatch, pack_sequences
 
 BATCH = 32
 TEXTS = 2 * BATCH
@@ -70,6 +71,7 @@ BASE = {
     ),
 }
 LONG = ("modernbert",)  # families that read 2,048 tokens
+TRAINED = ("deberta-v3",)
 
 
 def transformers_model(family: str) -> torch.nn.Module:
@@ -105,11 +107,16 @@ def corpora(family: str) -> dict[str, list[int]]:
     return lengths_by_name
 
 
-def measure(family: str) -> dict[str, dict]:
+def models_of(family: str) -> tuple[torch.nn.Module, torch.nn.Module, Encoder]:
+    """Hugging Face's model, the same patched, and ours."""
     model, patched = transformers_model(family), patch(transformers_model(family))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        encoder = Encoder.from_pretrained(folder).eval()
+        return model, patched, Encoder.from_pretrained(folder).eval()
+
+
+def measure(family: str) -> dict[str, dict]:
+    model, patched, encoder = models_of(family)
     products = Products(encoder)
     return {
         f"{family}, {corpus}": measure_corpus(model, patched, encoder, products, sizes)
@@ -117,7 +124,8 @@ def measure(family: str) -> dict[str, dict]:
     }
 
 
-def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[str, dict]:
+def batches_of(sizes: list[int]) -> tuple[list[dict[str, torch.Tensor]], list[PackedBatch]]:
+    """Batches of texts of these lengths, padded and packed."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(1000, 30000, (n,), generator=generator).tolist()
     sequences = [draw(size) for size in sizes]
@@ -125,7 +133,11 @@ def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[
     inputs = [padded(chunk) for chunk in chunks]
     for each in inputs:
         del each["token_type_ids"]
-    packed = [pack_sequences(chunk) for chunk in chunks]
+    return inputs, [pack_sequences(chunk) for chunk in chunks]
+
+
+def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[str, dict]:
+    inputs, packed = batches_of(sizes)
     real = [each["attention_mask"].bool() for each in inputs]
 
     def run_padded(model):
@@ -148,17 +160,64 @@ def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[
             return None if error < 1e-4 else f"relative error {error:.2g}"
 
         rows = compare(providers, baseline="Hugging Face", check=check, seconds=20, min_rounds=3)
+    return with_rates(rows, sizes)
+
+
+def with_rates(rows: dict[str, dict], sizes: list[int]) -> dict[str, dict]:
     for row in rows.values():
         if "median_ms" in row:
             row["tokens_per_s"] = sum(sizes) / row["median_ms"] * 1e3
     return rows
 
 
+def measure_training(family: str) -> dict[str, dict]:
+    models = dict(zip(TRAINED_PROVIDERS, models_of(family), strict=True))
+    return {
+        f"{family}, {corpus}, forward and backward": measure_steps(models, sizes)
+        for corpus, sizes in corpora(family).items()
+    }
+
+
+TRAINED_PROVIDERS = ("Hugging Face", "Hugging Face, patched by fastenc", "fastenc")
+
+
+def measure_steps(models: dict[str, torch.nn.Module], sizes: list[int]) -> dict[str, dict]:
+    """The first batch of the corpus, with random gradients of the last states."""
+    inputs, packed = (each[0] for each in batches_of(sizes))
+    real, encoder = inputs["attention_mask"].bool(), models["fastenc"]
+    dy = torch.randn(packed.total_tokens, encoder.config.hidden_size)
+
+    def step(model: torch.nn.Module) -> torch.Tensor:
+        model.zero_grad()
+        if model is encoder:
+            states = model(packed).last_hidden_state
+        else:
+            states = model(**inputs).last_hidden_state[real]
+        states.backward(dy)
+        return next(p.grad for name, p in model.named_parameters() if "embeddings.word" in name)
+
+    for model in models.values():
+        model.eval()
+    truth = step(models["Hugging Face"])
+    for name, model in models.items():
+        error = ((step(model) - truth).norm() / truth.norm()).item()
+        if not error < 1e-4:
+            raise RuntimeError(f"{name}: relative error of the embeddings' gradient {error:.2g}")
+        model.train()
+    providers = {name: partial(step, model) for name, model in models.items()}
+    providers[FLOOR] = partial(all_products, encoder, packed.total_tokens)
+    rows = compare(providers, baseline="Hugging Face", seconds=20, min_rounds=3)
+    return with_rates(rows, sizes[:BATCH])
+
+
 def main() -> None:
     if ON_GPU:
         print("a benchmark of CPUs: models measures whole models on a GPU")
         return
-    run_groups("families", {family: partial(measure, family) for family in BASE})
+    groups = {family: partial(measure, family) for family in BASE}
+    for family in TRAINED:
+        groups[f"{family}, forward and backward"] = partial(measure_training, family)
+    run_groups("families", groups)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def gradients(out, leaves, dout):
         return {"atomic": atomic, "deterministic": gradients_of(out, leaves, dout)}
 
 
-@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128])
+@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 256])
 def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, dim):
     lengths = (1, 0, 63, 64, 65, 129) if dim == 32 else (5, 0, 130)
     on_gpu = triton_target.device.type == "cuda"
@@ -102,6 +102,27 @@ def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
         )
 
 
+@pytest.mark.parametrize("lengths", [(5, 0, 40), (3, 130)], ids=["short", "any length"])
+def test_heads_that_share_keys_keep_the_budget(triton_target, lengths):
+    """Against PyTorch's attention with a copy of the keys and values for each head."""
+    heads, key_heads, dim = 4, 2, 16
+    qkv = torch.randn(sum(lengths), heads + 2 * key_heads, dim, dtype=torch.float16)
+    qkv, cu_seqlens = qkv.to(triton_target.device).requires_grad_(), offsets_of(lengths)
+    cu_seqlens, exact_qkv = cu_seqlens.to(qkv.device), qkv.detach().double().requires_grad_()
+    of_each_head = torch.arange(heads, device=qkv.device) // 2
+    columns = [heads + of_each_head, heads + key_heads + of_each_head]
+    copied = lambda x: torch.stack([x[:, :heads], *(x[:, each] for each in columns)], 1)
+    named = {"num_key_heads": key_heads, "impl": triton_target.impl}
+    out = attention(qkv, cu_seqlens, max(lengths), **named)
+    theirs, exact = plain(copied(qkv), lengths), plain(copied(exact_qkv), lengths)
+    assert_within_budget(out, theirs, exact, "out")
+    dout = torch.randn_like(out)
+    (plain_dqkv,) = torch.autograd.grad(theirs, qkv, dout)
+    (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, dout.double())
+    for mode, (dqkv,) in gradients(out, qkv, dout).items():
+        assert_within_budget(dqkv, plain_dqkv, exact_dqkv, f"{mode} dqkv")
+
+
 @pytest.mark.parametrize(
     "lengths, block, whole",
     [
@@ -147,20 +168,21 @@ def test_no_program_has_an_empty_tile_where_lengths_divide_it(
     [((70, 0, 5, 128), 16, torch.float16), ((70, 0, 5), 16, torch.float32)],
     ids=["short", "any length"],
 )
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize(("dropout_p", "key_heads"), [(0.0, 2), (0.3, 2), (0.3, 1)])
 def test_the_bias_gradient_is_the_sum_of_the_gradients(
-    triton_target, lengths, dim, dtype, dropout_p
+    triton_target, lengths, dim, dtype, dropout_p, key_heads
 ):
     """In both modes, and with a rotation, for which a separate pass computes the sum."""
-    qkv, cu_seqlens, longest = packed(lengths, 2, dim, dtype)
-    qkv, cu_seqlens = qkv.detach().to(triton_target.device), cu_seqlens.to(triton_target.device)
+    qkv = torch.randn(sum(lengths), 2 + 2 * key_heads, dim, device=triton_target.device).to(dtype)
+    cu_seqlens, longest = offsets_of(lengths).to(qkv.device), max(lengths)
     rng_state = torch.tensor([3, 4], device=qkv.device) if dropout_p else None
     table = torch.randn(longest, dim, device=qkv.device)
     plain = self_attention_call(
         cu_seqlens, longest, scale=dim**-0.5, dropout_p=dropout_p, rng_state=rng_state
     )
     for rotary in (None, table):
-        attention_call = (*qkv.unbind(1), *plain._replace(rotary=rotary))
+        parts = qkv.split((2, key_heads, key_heads), 1)
+        attention_call = (*parts, *plain._replace(rotary=rotary))
         out, lse = torch.ops.fastenc.attention_fwd(*attention_call)
         dout = torch.randn_like(out)
         backward = lambda out=out, lse=lse, dout=dout, attention_call=attention_call: (

@@ -29,8 +29,7 @@ from fastenc.reference.rotary import rotary as rotate_reference
 
 FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
 
-# The widest heads that the kernels take.
-WIDEST_CPP, WIDEST_TRITON = 256, 128
+WIDEST = 256  # the widest head that the kernels take
 
 declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
@@ -90,9 +89,9 @@ def attention(
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device. None: random, from the device's
             default generator.
         num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
-            the queries reads head h // (num_heads / num_key_heads). A GPU copies keys and values for each head.
+            the queries reads head h // (num_heads / num_key_heads). Nothing is copied, except by cuDNN.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 128), "reference" or
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 256), "reference" or
             "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
             sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout mask is
             not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
@@ -179,7 +178,8 @@ def cross_attention(
 
     Args:
         q: (total_q, num_heads, head_dim), floating point; read in place if its last stride is 1, as k and v are.
-        k, v: (total_k, num_heads, head_dim), dtype of q.
+        k, v: (total_k, num_key_heads, head_dim), dtype of q. num_key_heads divides num_heads: with fewer heads than q,
+            head h of the queries reads head h // (num_heads / num_key_heads).
         cu_seqlens_q, cu_seqlens_k: int32 (batch+1,), offsets from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: host ints, at least the longest sequence of each.
         key_bias: floating point (total_k,).
@@ -193,10 +193,16 @@ def cross_attention(
             "cross_attention: q must be floating point of shape (total_q, num_heads, head_dim), "
             f"got {q.dtype} of shape {tuple(q.shape)}: view the projection's output that way"
         )
+    heads, head_dim = q.shape[1:]
     for name, value in (("k", k), ("v", v)):
-        if value.shape != (k.shape[0], *q.shape[1:]) or value.dtype != q.dtype:
+        divides = value.dim() == 3 and value.shape[1] and heads % value.shape[1] == 0
+        if (
+            not (divides or heads == 0)
+            or value.shape != (*k.shape[:2], head_dim)
+            or value.dtype != q.dtype
+        ):
             raise ValueError(
-                f"cross_attention: {name} must have shape (total_k, {q.shape[1]}, {q.shape[2]}) and dtype "
+                f"cross_attention: {name} must have shape (total_k, {heads} or a divisor of it, {head_dim}) and dtype "
                 f"{q.dtype}, as q and the other of k and v, got {value.dtype} of shape {tuple(value.shape)}"
             )
         checks.check_device("cross_attention", name, value, q)
@@ -245,10 +251,10 @@ def _attend(
     if attention_call.bounds is not None:
         _check_bounds(op, attention_call.bounds, q)
     cpp_limit = triton_limit = None
-    if head_dim % 16 or not 0 < head_dim <= WIDEST_CPP:
-        cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST_CPP}, got {head_dim}"
-    if not 0 < head_dim <= WIDEST_TRITON:
-        triton_limit = f"head_dim must be at most {WIDEST_TRITON}, got {head_dim}"
+    if head_dim % 16 or not 0 < head_dim <= WIDEST:
+        cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST}, got {head_dim}"
+    if not 0 < head_dim <= WIDEST:
+        triton_limit = f"head_dim must be at most {WIDEST}, got {head_dim}"
     chosen = choose(
         op,
         impl,
