@@ -1,6 +1,6 @@
 #include "gemm.h"
 
-#include "convert.h"
+#include "convert_tensors.h"
 #include "scratch.h"
 #include "weights.h"
 
@@ -92,22 +92,6 @@ Gemm with_b(const Tensor& b, const float* bias) {
   m.columns = b.size(1);
   m.bias = bias;
   return m;
-}
-
-constexpr int64_t kElements = 65536;  // the least number that a task converts
-
-void widen_all(const Tensor& x, float* target) {
-  const auto* source = static_cast<const bfloat16*>(x.const_data_ptr());
-  torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
-    FASTENC_CALL(widen, source + begin, target + begin, end - begin);
-  });
-}
-
-void narrow_all(const float* source, Tensor& x) {
-  auto* target = static_cast<bfloat16*>(x.mutable_data_ptr());
-  torch::stable::parallel_for(0, x.numel(), kElements, [&](int64_t begin, int64_t end) {
-    FASTENC_CALL(narrow, source + begin, target + begin, end - begin);
-  });
 }
 
 // A B + bias in A's dtype, float32 or bfloat16. B may be bfloat16 in either case; sums are float32.

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from fastenc.kernels.activation import GELU, gate, slope
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.matrix_product import product_tile
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -32,38 +33,6 @@ def _tile(rows, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.c
     size = tl.minimum(down - first, GROUP)
     place = tl.program_id(0) % (GROUP * across)
     return first + place % size, place // size
-
-
-@triton.jit
-def _product(
-    a_ptr,
-    b_ptr,
-    row,
-    column,
-    rows,
-    width,
-    inner,
-    TRANSPOSED: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    """a (rows, inner) times b (inner, width), or b^T (width, inner): a tile in float32."""
-    # Rows beyond the last are computed from the last and not stored. Clamped columns would not be read as vectors.
-    a_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None]
-    b_column = column.to(tl.int64)[None, :]
-    inside = (column < width)[None, :]
-    sums = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
-    for start in tl.range(0, inner, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        b_index = b_column * inner + k[:, None] if TRANSPOSED else k[:, None] * width + b_column
-        if EVEN:
-            a = tl.load(a_ptr + a_row * inner + k[None, :])
-            b = tl.load(b_ptr + b_index, mask=inside, other=0.0)
-        else:
-            a = tl.load(a_ptr + a_row * inner + k[None, :], mask=k[None, :] < inner, other=0.0)
-            b = tl.load(b_ptr + b_index, mask=inside & (k[:, None] < inner), other=0.0)
-        sums = tl.dot(a, b, sums)
-    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -85,7 +54,9 @@ def _linear_gelu_fwd_kernel(
     down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
     row = down * BLOCK_M + tl.arange(0, BLOCK_M)
     column = across * BLOCK_N + tl.arange(0, BLOCK_N)
-    u = _product(x_ptr, weight_ptr, row, column, rows, width, inner, True, BLOCK_K, EVEN)
+    u = product_tile(
+        x_ptr, weight_ptr, row, column, rows, width, inner, True, BLOCK_K, EVEN, "ieee"
+    )
     u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
     index = row.to(tl.int64)[:, None] * width + column[None, :]
     mask = (row < rows)[:, None] & (column < width)[None, :]
@@ -112,7 +83,9 @@ def _linear_gelu_bwd_kernel(
     down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
     row = down * BLOCK_M + tl.arange(0, BLOCK_M)
     column = across * BLOCK_N + tl.arange(0, BLOCK_N)
-    du = _product(dy_ptr, weight_ptr, row, column, rows, width, inner, False, BLOCK_K, EVEN)
+    du = product_tile(
+        dy_ptr, weight_ptr, row, column, rows, width, inner, False, BLOCK_K, EVEN, "ieee"
+    )
     index = row.to(tl.int64)[:, None] * width + column[None, :]
     mask = (row < rows)[:, None] & (column < width)[None, :]
     u = tl.load(u_ptr + index, mask=mask, other=0.0).to(tl.float32)

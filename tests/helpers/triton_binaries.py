@@ -39,6 +39,7 @@ from fastenc.kernels import (
     head_statistics,
     index_sum,
     launch,
+    linear_segment_max,
     mlm_corruption,
     packing,
     segment_pool,
@@ -154,6 +155,11 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             yield name, head_statistics._head_statistics_kernel, element, constants
         yield f"unpack {element}", packing._unpack_kernel, element, packing.config(768)
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
+        itemsize = 4 if element == "fp32" else 2
+        constants = {"HAS_BIAS": True, "EVEN": True, **linear_segment_max.config(itemsize)}
+        constants["PRECISION"] = linear_segment_max.precision(itemsize)
+        kernel = linear_segment_max._linear_segment_max_kernel
+        yield f"linear segment max {element}", kernel, element, constants
         for size in (2, 512):
             constants = index_sum.config(size, 4 if element == "fp32" else 2)
             constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"

@@ -127,10 +127,13 @@ def draw_random_blocks(
     )
 
 
-@torch.compiler.assume_constant_result
 def _draw(*numbers: Any) -> Tensor:
     """The blocks, which a compiled graph has as a constant: the compiler does not see through numpy's generators."""
     return _draw_once(*numbers)
+
+
+# All that torch.compiler.assume_constant_result does, but for importing the compiler, which takes as long as torch.
+_draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

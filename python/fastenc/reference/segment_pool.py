@@ -16,10 +16,10 @@ def segment_pool(x: Tensor, cu_seqlens: Tensor, mode: str) -> Tensor:
     padded = torch.cat([wide, wide.new_zeros((1, x.shape[1]))])
     if mode == "cls":
         return padded.index_select(0, torch.where(lengths > 0, starts, tokens)).to(x.dtype)
-    return padded.gather(0, _first_maximum(wide.detach(), lengths)).to(x.dtype)
+    return padded.gather(0, first_maximum(wide.detach(), lengths)).to(x.dtype)
 
 
-def _first_maximum(x: Tensor, lengths: Tensor) -> Tensor:
+def first_maximum(x: Tensor, lengths: Tensor) -> Tensor:
     """int64 (batch, hidden_size): index of the first token with the sequence's maximum; NaN counts as the largest."""
     tokens = x.shape[0]
     row = torch.arange(tokens, device=x.device)
