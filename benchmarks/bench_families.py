@@ -187,13 +187,14 @@ def measure_steps(models: dict[str, torch.nn.Module], sizes: list[int]) -> dict[
     real, encoder = inputs["attention_mask"].bool(), models["fastenc"]
     dy = torch.randn(packed.total_tokens, encoder.config.hidden_size)
 
+    def states_of(model: torch.nn.Module) -> torch.Tensor:
+        if model is encoder:
+            return model(packed).last_hidden_state
+        return model(**inputs).last_hidden_state[real]
+
     def step(model: torch.nn.Module) -> torch.Tensor:
         model.zero_grad()
-        if model is encoder:
-            states = model(packed).last_hidden_state
-        else:
-            states = model(**inputs).last_hidden_state[real]
-        states.backward(dy)
+        states_of(model).backward(dy)
         return next(p.grad for name, p in model.named_parameters() if "embeddings.word" in name)
 
     for model in models.values():

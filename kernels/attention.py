@@ -651,12 +651,12 @@ def _tile_and_warps(
 
 
 def _of_wide_heads(kernel: str, precision: str) -> dict:
-    """Of more than 128 columns. Two rows of 256 floats, dk and dv, take the registers of eight warps."""
-    if precision == "ieee":
-        return _launch(16, 16, 8)
-    if precision == "tf32":
-        return _launch(16, 16, 8) if kernel == "backward_kv" else _launch(32, 16, 8)
-    return _launch(32, 32, 8) if kernel == "backward_kv" else _launch(64, 32, 8)
+    """Of more than 128 columns. Eight warps hold 32 rows of 256 floats twice, as dk and dv, without a spill."""
+    if precision != "half":
+        return _launch(32 if kernel == "forward" and precision == "tf32" else 16, 16, 8)
+    if kernel == "backward_kv":
+        return _launch(16, 32, 8)
+    return _launch(64 if kernel == "forward" else 32, 32, 8)
 
 
 def config_delta(head_dim: int, precision: str) -> dict:
@@ -668,7 +668,8 @@ def config_delta(head_dim: int, precision: str) -> dict:
         # Wide heads take about 170 registers: three programs of four warps fit on a multiprocessor, or one of eight.
         block_m, warps = (16, 8) if head_dim <= 64 else (8, 4)
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "num_warps": warps}
-    return {"BLOCK_M": 32, "BLOCK_N": 64 if precision == "half" else 32, "num_warps": 4}
+    block_n = 64 if precision == "half" and head_dim <= 128 else 32
+    return {"BLOCK_M": 32 if head_dim <= 128 else 16, "BLOCK_N": block_n, "num_warps": 4}
 
 
 def compiled_keys() -> Iterator[dict]:

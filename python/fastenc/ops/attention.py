@@ -506,9 +506,10 @@ def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
 def _cross_inputs(size: Size, draw: Draw) -> dict[str, Any]:
     """Every sequence's keys are another one's in number."""
     keys = [draw.choice(n or 3, 0, 1, 2 * n + 1) for n in reversed(size.lengths)]
-    rows = {"q": size.tokens, "k": sum(keys), "v": sum(keys)}
+    of_keys = (sum(keys), draw.choice(size.heads, 1))
+    shapes = {"q": (size.tokens, size.heads), "k": of_keys, "v": of_keys}
     return {
-        **{name: draw.normal(n, size.heads, size.head_dim) for name, n in rows.items()},
+        **{name: draw.normal(*shape, size.head_dim) for name, shape in shapes.items()},
         "cu_seqlens_q": draw.offsets(size.lengths),
         "cu_seqlens_k": draw.offsets(keys),
         "max_seqlen_q": size.longest,
@@ -520,6 +521,7 @@ def _cross_inputs(size: Size, draw: Draw) -> dict[str, Any]:
 
 def _plain_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, key_bias=None, **biases: Any) -> Tensor:
     """PyTorch's attention, a sequence at a time, with explicit masks."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     biased = key_bias is not None or bool(biases)
     hidden = k.new_zeros(len(k)) if key_bias is None else key_bias
     parts = ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k), (hidden, cu_seqlens_k))
@@ -537,7 +539,6 @@ def _plain(
     qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, num_key_heads=None, **biases
 ) -> Tensor:
     q, k, v = _split((qkv,), num_key_heads)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if rotary is not None:
         q, k = (rotated(x, rotary, cu_seqlens) for x in (q, k))
     return _plain_attention(q, k, v, cu_seqlens, cu_seqlens, **biases)
