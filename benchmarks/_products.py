@@ -1,9 +1,9 @@
-"""Lower bounds of time on a CPU: the matrix products of an encoder's layers and nothing between them."""
+"""A lower bound of inference time on a CPU: the matrix products of an encoder's layers and nothing between them."""
 
 import torch
 
 from fastenc.models import Encoder
-from fastenc.ops.gemm import gemm, gemm_packed, pack_weight
+from fastenc.ops.gemm import gemm_packed, pack_weight
 
 FLOOR = "the packed tokens' matrix products alone, float32"
 
@@ -11,30 +11,15 @@ FLOOR = "the packed tokens' matrix products alone, float32"
 ROWS = 256  # of a product; its input and output then stay in the cache, as in a fused layer
 
 
-def linears_of(encoder: Encoder) -> list[torch.nn.Module]:
-    """Of every layer: the projections of q, k and v, of attention's output, and of the feed-forward sublayer."""
-    return [
-        linear
-        for layer in (encoder.layers[i] for i in encoder.stack.module_of_layer)
-        for linear in (layer.qkv, layer.attention_out, layer.up, layer.down)
-    ]
-
-
-def all_products(encoder: Encoder, tokens: int) -> None:
-    """The products of a forward and its backward: those of every layer, and of both gradients of each."""
-    with torch.no_grad():
-        for linear in linears_of(encoder):
-            x = torch.zeros(tokens, linear.in_features)
-            y = gemm(x, linear.weight.t(), linear.bias)
-            gemm(y, linear.weight)
-            gemm(y.t(), x)
-
-
 class Products:
     """The products of every layer, with weights packed in advance, for ROWS tokens at a time."""
 
     def __init__(self, encoder: Encoder):
-        linears = linears_of(encoder)
+        linears = [
+            linear
+            for layer in (encoder.layers[i] for i in encoder.stack.module_of_layer)
+            for linear in (layer.qkv, layer.attention_out, layer.up, layer.down)
+        ]
         packed = {linear: pack_weight(linear.weight) for linear in set(linears)}
         self.linears = [(linear, packed[linear]) for linear in linears]
 

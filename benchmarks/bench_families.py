@@ -2,18 +2,19 @@
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
-is timed, results are compared with Hugging Face's at every real token. Families that are trained here too run forward
-and backward with their dropout; without it, the gradients of the embeddings are compared before.
+is timed, results are compared with Hugging Face's at every real token. A training step is forward and backward of one
+batch, without dropout, so that the gradients of the word embeddings can be compared.
 """
 
 import tempfile
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._peers import padded
-from benchmarks._products import FLOOR, Products, all_products
+from benchmarks._products import FLOOR, Products
 from benchmarks.lengths import lengths
 from fastenc import patch
 from fastenc.models import Encoder
@@ -21,6 +22,7 @@ from fastenc.packing import PackedBatch, pack_sequences
 
 BATCH = 32
 TEXTS = 2 * BATCH
+VOCABULARY = 32000
 # (class, class of its configuration, changes to the configuration's defaults), each as its base checkpoint
 BASE = {
     "bert": ("BertModel", "BertConfig", {}),
@@ -48,30 +50,70 @@ BASE = {
     ),
     "t5": ("T5EncoderModel", "T5Config", dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12)),
     "modernbert": ("ModernBertModel", "ModernBertConfig", {}),
-    # EuroBERT-210m and EmbeddingGemma-300m, with fewer tokens in the vocabulary.
+    # EuroBERT-210m; here and below with another number of tokens in the vocabulary.
     "eurobert": (
         "EuroBertModel",
         "EuroBertConfig",
-        dict(vocab_size=32000, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3),
+        dict(
+            vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3
+        ),
+    ),
+    # Six layers of larger encoders: of jina-embeddings-v3, ESM-2 (150M), Qwen3-0.6B and EmbeddingGemma-300m.
+    "jina-embeddings-v3": (
+        "JinaEmbeddingsV3Model",
+        "JinaEmbeddingsV3Config",
+        dict(vocab_size=VOCABULARY, num_hidden_layers=6),
+    ),
+    "esm2": (
+        "EsmModel",
+        "EsmConfig",
+        dict(
+            vocab_size=VOCABULARY,
+            hidden_size=640,
+            num_hidden_layers=6,
+            num_attention_heads=20,
+            intermediate_size=2560,
+            pad_token_id=1,
+            mask_token_id=32,
+            token_dropout=True,
+            emb_layer_norm_before=False,
+            position_embedding_type="rotary",
+        ),
+    ),
+    "qwen3": (
+        "Qwen3Model",
+        "Qwen3Config",
+        dict(
+            vocab_size=VOCABULARY,
+            hidden_size=1024,
+            num_hidden_layers=6,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            intermediate_size=3072,
+            is_causal=False,
+            use_cache=False,
+        ),
     ),
     "gemma3": (
         "Gemma3TextModel",
         "Gemma3TextConfig",
         dict(
-            vocab_size=32000,
+            vocab_size=VOCABULARY,
             hidden_size=768,
-            num_hidden_layers=24,
+            num_hidden_layers=6,
             num_attention_heads=3,
             num_key_value_heads=1,
             head_dim=256,
             intermediate_size=1152,
             sliding_window=512,
             use_bidirectional_attention=True,
+            use_cache=False,
         ),
     ),
 }
 LONG = ("modernbert",)  # families that read 2,048 tokens
-TRAINED = ("deberta-v3",)
+TRAINED = ("lengths of SST-2",)  # corpora of training steps
 
 
 def transformers_model(family: str) -> torch.nn.Module:
@@ -107,118 +149,103 @@ def corpora(family: str) -> dict[str, list[int]]:
     return lengths_by_name
 
 
-def models_of(family: str) -> tuple[torch.nn.Module, torch.nn.Module, Encoder]:
-    """Hugging Face's model, the same patched, and ours."""
+def measure(family: str) -> dict[str, dict]:
     model, patched = transformers_model(family), patch(transformers_model(family))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return model, patched, Encoder.from_pretrained(folder).eval()
-
-
-def measure(family: str) -> dict[str, dict]:
-    model, patched, encoder = models_of(family)
+        encoder = Encoder.from_pretrained(folder).eval()
     products = Products(encoder)
-    return {
-        f"{family}, {corpus}": measure_corpus(model, patched, encoder, products, sizes)
-        for corpus, sizes in corpora(family).items()
-    }
-
-
-def batches_of(sizes: list[int]) -> tuple[list[dict[str, torch.Tensor]], list[PackedBatch]]:
-    """Batches of texts of these lengths, padded and packed."""
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda n: torch.randint(1000, 30000, (n,), generator=generator).tolist()
-    sequences = [draw(size) for size in sizes]
-    chunks = [sequences[i : i + BATCH] for i in range(0, len(sequences), BATCH)]
-    inputs = [padded(chunk) for chunk in chunks]
-    for each in inputs:
-        del each["token_type_ids"]
-    return inputs, [pack_sequences(chunk) for chunk in chunks]
-
-
-def measure_corpus(model, patched, encoder, products, sizes: list[int]) -> dict[str, dict]:
-    inputs, packed = batches_of(sizes)
-    real = [each["attention_mask"].bool() for each in inputs]
-
-    def run_padded(model):
-        outputs = (model(**each).last_hidden_state for each in inputs)
-        return torch.cat([y[mask] for y, mask in zip(outputs, real, strict=True)])
-
-    providers = {
-        "Hugging Face": lambda: run_padded(model),
-        "Hugging Face, patched by fastenc": lambda: run_padded(patched),
-        "fastenc": lambda: torch.cat([encoder(each).last_hidden_state for each in packed]),
-        FLOOR: lambda: [products(each.total_tokens) for each in packed],
-    }
-    with torch.inference_mode():
-        truth = run_padded(model)
-
-        def check(name, result):
-            if name == FLOOR:
-                return None
-            error = ((result - truth).norm() / truth.norm()).item()
-            return None if error < 1e-4 else f"relative error {error:.2g}"
-
-        rows = compare(providers, baseline="Hugging Face", check=check, seconds=20, min_rounds=3)
-    return with_rates(rows, sizes)
-
-
-def with_rates(rows: dict[str, dict], sizes: list[int]) -> dict[str, dict]:
-    for row in rows.values():
-        if "median_ms" in row:
-            row["tokens_per_s"] = sum(sizes) / row["median_ms"] * 1e3
+    rows = {}
+    for corpus, sizes in corpora(family).items():
+        batches = batches_of(sizes)
+        rows[f"{family}, {corpus}"] = inference(model, patched, encoder, products, batches)
+        if corpus in TRAINED:
+            step = training_step(model, patched, encoder, batches[0])
+            rows[f"{family}, {corpus}, training step"] = step
     return rows
 
 
-def measure_training(family: str) -> dict[str, dict]:
-    models = dict(zip(TRAINED_PROVIDERS, models_of(family), strict=True))
-    return {
-        f"{family}, {corpus}, forward and backward": measure_steps(models, sizes)
-        for corpus, sizes in corpora(family).items()
+class Batch(NamedTuple):
+    """A batch in both layouts. ``real``: bool (batch, length), False at padding."""
+
+    inputs: dict[str, torch.Tensor]
+    real: torch.Tensor
+    packed: PackedBatch
+
+
+def batches_of(sizes: list[int]) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda n: torch.randint(1000, 30000, (n,), generator=generator).tolist()
+    sequences = [draw(size) for size in sizes]
+    batches = []
+    for start in range(0, len(sequences), BATCH):
+        chunk = sequences[start : start + BATCH]
+        inputs = padded(chunk)
+        del inputs["token_type_ids"]
+        batches.append(Batch(inputs, inputs["attention_mask"].bool(), pack_sequences(chunk)))
+    return batches
+
+
+def states(model, batch: Batch) -> torch.Tensor:
+    """A transformers model's states of the real tokens."""
+    return model(**batch.inputs).last_hidden_state[batch.real]
+
+
+def near(result: torch.Tensor, truth: torch.Tensor) -> str | None:
+    error = ((result - truth).norm() / truth.norm()).item()
+    return None if error < 1e-4 else f"relative error {error:.2g}"
+
+
+@torch.inference_mode()
+def inference(model, patched, encoder, products, batches: list[Batch]) -> dict[str, dict]:
+    theirs = lambda model: torch.cat([states(model, batch) for batch in batches])
+    providers = {
+        "Hugging Face": lambda: theirs(model),
+        "Hugging Face, patched by fastenc": lambda: theirs(patched),
+        "fastenc": lambda: torch.cat([encoder(b.packed).last_hidden_state for b in batches]),
+        FLOOR: lambda: [products(batch.packed.total_tokens) for batch in batches],
     }
+    truth = theirs(model)
+    check = lambda name, result: None if name == FLOOR else near(result, truth)
+    rows = compare(providers, baseline="Hugging Face", check=check, seconds=20, min_rounds=3)
+    return with_speed(rows, batches)
 
 
-TRAINED_PROVIDERS = ("Hugging Face", "Hugging Face, patched by fastenc", "fastenc")
+def training_step(model, patched, encoder, batch: Batch) -> dict[str, dict]:
+    """Forward, and backward to all weights."""
+    dy = torch.randn(batch.packed.total_tokens, encoder.config.hidden_size)
+
+    def step(owner, embeddings, forward) -> torch.Tensor:
+        owner.zero_grad()
+        forward().backward(dy)
+        return embeddings.weight.grad
+
+    theirs = lambda model: step(model, model.get_input_embeddings(), lambda: states(model, batch))
+    own = lambda: encoder(batch.packed).last_hidden_state
+    providers = {
+        "Hugging Face": lambda: theirs(model),
+        "Hugging Face, patched by fastenc": lambda: theirs(patched),
+        "fastenc": lambda: step(encoder, encoder.embeddings.word, own),
+    }
+    truth = theirs(model).clone()
+    check = lambda name, result: near(result, truth)
+    rows = compare(providers, baseline="Hugging Face", check=check, seconds=10, min_rounds=3)
+    return with_speed(rows, [batch])
 
 
-def measure_steps(models: dict[str, torch.nn.Module], sizes: list[int]) -> dict[str, dict]:
-    """The first batch of the corpus, with random gradients of the last states."""
-    inputs, packed = (each[0] for each in batches_of(sizes))
-    real, encoder = inputs["attention_mask"].bool(), models["fastenc"]
-    dy = torch.randn(packed.total_tokens, encoder.config.hidden_size)
-
-    def states_of(model: torch.nn.Module) -> torch.Tensor:
-        if model is encoder:
-            return model(packed).last_hidden_state
-        return model(**inputs).last_hidden_state[real]
-
-    def step(model: torch.nn.Module) -> torch.Tensor:
-        model.zero_grad()
-        states_of(model).backward(dy)
-        return next(p.grad for name, p in model.named_parameters() if "embeddings.word" in name)
-
-    for model in models.values():
-        model.eval()
-    truth = step(models["Hugging Face"])
-    for name, model in models.items():
-        error = ((step(model) - truth).norm() / truth.norm()).item()
-        if not error < 1e-4:
-            raise RuntimeError(f"{name}: relative error of the embeddings' gradient {error:.2g}")
-        model.train()
-    providers = {name: partial(step, model) for name, model in models.items()}
-    providers[FLOOR] = partial(all_products, encoder, packed.total_tokens)
-    rows = compare(providers, baseline="Hugging Face", seconds=20, min_rounds=3)
-    return with_rates(rows, sizes[:BATCH])
+def with_speed(rows: dict[str, dict], batches: list[Batch]) -> dict[str, dict]:
+    tokens = sum(batch.packed.total_tokens for batch in batches)
+    for row in rows.values():
+        if "median_ms" in row:
+            row["tokens_per_s"] = tokens / row["median_ms"] * 1e3
+    return rows
 
 
 def main() -> None:
     if ON_GPU:
         print("a benchmark of CPUs: models measures whole models on a GPU")
         return
-    groups = {family: partial(measure, family) for family in BASE}
-    for family in TRAINED:
-        groups[f"{family}, forward and backward"] = partial(measure_training, family)
-    run_groups("families", groups)
+    run_groups("families", {family: partial(measure, family) for family in BASE})
 
 
 if __name__ == "__main__":

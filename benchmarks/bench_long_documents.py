@@ -1,18 +1,20 @@
 """Models of long documents on a CPU: a text of 4,096 tokens through two layers of base size, forward and backward.
 
 Random weights, float32, no dropout. Longformer's first token is global, as in classification. BigBird's blocks are
-those of evaluation. The states of the patched model, and the gradient of its first layer's query weights, are compared
-with Hugging Face's before anything is timed.
+those of evaluation. The states, and the gradient of the first layer's query weights, are compared with Hugging Face's
+before anything is timed.
 """
 
+import tempfile
 from functools import partial
 
 import torch
 
 from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._products import FLOOR
-from fastenc import patch
+from fastenc import Encoder, patch
 from fastenc.ops.gemm import gemm
+from fastenc.packing import pack
 
 TABLES = {"long_documents": "Models of long documents: 4,096 tokens, two layers of base size"}
 NOTE = (
@@ -68,10 +70,19 @@ def products(with_gradients: bool) -> None:
                 gemm(y.t(), x)
 
 
+def encoder_of(model: torch.nn.Module) -> Encoder:
+    """fastenc's encoder with the weights of a transformers model."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return Encoder.from_pretrained(folder)
+
+
 def measure(name: str) -> dict[str, dict]:
+    theirs = transformers_model(name)
     models = {
-        "Hugging Face": transformers_model(name),
+        "Hugging Face": theirs,
         "Hugging Face, patched by fastenc": patch(transformers_model(name)),
+        "fastenc": encoder_of(theirs),
     }
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, SIZES["vocab_size"], (1, LENGTH), generator=generator)
@@ -79,21 +90,28 @@ def measure(name: str) -> dict[str, dict]:
     if name.startswith("Longformer"):
         given["global_attention_mask"] = torch.zeros_like(ids)
         given["global_attention_mask"][:, 0] = 1
-    dy = torch.randn(1, LENGTH, HIDDEN, generator=generator)
+    batch = pack(**given)
+    dy = torch.randn(LENGTH, HIDDEN, generator=generator)
+
+    def states(model: torch.nn.Module) -> torch.Tensor:
+        if isinstance(model, Encoder):
+            return model(batch).last_hidden_state
+        return model(**given).last_hidden_state[0]
 
     def forward(model: torch.nn.Module) -> torch.Tensor:
         with torch.no_grad():
-            return model(**given).last_hidden_state
+            return states(model)
 
     def step(model: torch.nn.Module) -> torch.Tensor:
         model.zero_grad()
-        model(**given).last_hidden_state.backward(dy)
-        (gradient,) = (p.grad for key, p in model.named_parameters() if QUERY in key)
-        return gradient
+        states(model).backward(dy)
+        if isinstance(model, Encoder):
+            return model.layers[0].qkv.weight.grad[:HIDDEN]
+        return model.get_parameter(QUERY).grad
 
     rows = {}
     for direction, run in (("forward", forward), ("forward and backward", step)):
-        truth = run(models["Hugging Face"]).clone()
+        truth = run(theirs).clone()
 
         def check(provider: str, result: torch.Tensor | None, truth=truth) -> str | None:
             if result is None:

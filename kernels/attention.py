@@ -711,6 +711,9 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
         for name in without_biases:
             others = dict.fromkeys(other for other in without_biases if other != name)
             yield f" {name} alone", kernel, {**constants, **others, "WINDOW": False}
+        # T5's decoder: a causal window and a relative bias.
+        others = dict.fromkeys(("alibi_ptr", "key_bias_ptr"))
+        yield " window and relative_ptr alone", kernel, {**constants, **others}
 
 
 def _launch(block_m: int, block_n: int, num_warps: int) -> dict:

@@ -7,34 +7,17 @@ timed.
     python -m benchmarks.studies.generation [threads]
 """
 
+import copy
 import sys
-import tempfile
 
 import torch
 
 import fastenc
 from benchmarks._harness import compare, read_cases, write
-from fastenc.models import Seq2Seq
+from benchmarks.studies._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
 from fastenc.packing import pack_sequences
 
-RESULT, VOCABULARY, NEW_TOKENS = "generation", 32128, 24
-
-
-def hugging_face():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=VOCABULARY,
-        d_model=512,
-        d_kv=64,
-        d_ff=1024,
-        num_layers=6,
-        num_heads=8,
-        decoder_start_token_id=0,
-        feed_forward_proj="gated-gelu",
-    )
-    return T5ForConditionalGeneration(config).eval()
+RESULT, NEW_TOKENS = "generation", 24
 
 
 def tokens_of(rows: torch.Tensor) -> list[list[int]]:
@@ -47,24 +30,18 @@ def tokens_of(rows: torch.Tensor) -> list[list[int]]:
 def main() -> None:
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     torch.set_num_threads(threads)
-    theirs = hugging_face()
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours = Seq2Seq.from_pretrained(folder).eval()
-        patched = fastenc.patch(type(theirs).from_pretrained(folder).eval())
+    theirs = hugging_face(layers=6, heads=8).eval()
+    ours, patched = fastencs(theirs), fastenc.patch(copy.deepcopy(theirs))
     draw = torch.Generator().manual_seed(0)
     for count in (1, 16):
         lengths = torch.randint(24, 65, (count,), generator=draw).tolist()
         sources = [torch.randint(5, VOCABULARY, (n,), generator=draw).tolist() for n in lengths]
-        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(row) for row in rows], batch_first=True
-        )
-        padded = {"input_ids": pad(sources), "attention_mask": pad([[1] * n for n in lengths])}
+        batch = {"input_ids": padded(sources), "attention_mask": mask_of(sources)}
         packed = pack_sequences(sources)
         for beams in (1, 4):
             options = {"max_new_tokens": NEW_TOKENS, "num_beams": beams}
-            generate = lambda model, options=options, padded=padded: tokens_of(
-                model.generate(**padded, **options, do_sample=False)
+            generate = lambda model, options=options, batch=batch: tokens_of(
+                model.generate(**batch, **options, do_sample=False)
             )
             expected = generate(theirs)
             made = sum(map(len, expected))

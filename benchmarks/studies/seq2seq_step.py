@@ -9,33 +9,14 @@ anything is timed, the losses without dropout must agree.
 
 import random
 import sys
-import tempfile
 
 import torch
 
-from benchmarks._harness import compare
-from fastenc.models import Seq2Seq
+from benchmarks._harness import compare, read_cases, write
+from benchmarks.studies._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
 from fastenc.packing import pack_sequences, pack_targets
 
-VOCABULARY, PAIRS = 32128, 16
-
-
-def hugging_face():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=VOCABULARY,
-        d_model=512,
-        d_kv=64,
-        d_ff=1024,
-        num_layers=4,
-        num_heads=6,
-        dropout_rate=0.1,
-        decoder_start_token_id=0,
-        feed_forward_proj="gated-gelu",
-    )
-    return T5ForConditionalGeneration(config)
+RESULT, PAIRS = "seq2seq_step", 16
 
 
 def real_lengths() -> list[tuple[int, int]]:
@@ -48,31 +29,27 @@ def batches(lengths: list[tuple[int, int]]):
     """(transformers' arguments, ours) for pairs of random tokens."""
     draw = lambda length: [*torch.randint(5, VOCABULARY - 5, (length - 1,)).tolist(), 1]
     pairs = [(draw(source), draw(target)) for source, target in lengths]
-    pad = lambda rows, value: torch.nn.utils.rnn.pad_sequence(
-        [torch.tensor(row) for row in rows], batch_first=True, padding_value=value
-    )
     sources, targets = zip(*pairs, strict=True)
-    padded = {
-        "input_ids": pad(sources, 0),
-        "attention_mask": pad([[1] * len(row) for row in sources], 0),
-        "labels": pad(targets, -100),
+    arguments = {
+        "input_ids": padded(sources),
+        "attention_mask": mask_of(sources),
+        "labels": padded(targets, -100),
     }
-    return padded, (pack_sequences(sources), *pack_targets(targets, 0))
+    return arguments, (pack_sequences(sources), *pack_targets(targets, 0))
 
 
 def main() -> None:
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
-    theirs = hugging_face()
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        ours = Seq2Seq.from_pretrained(folder)
+    threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    torch.set_num_threads(threads)
+    theirs = hugging_face(layers=4, heads=6)
+    ours = fastencs(theirs)
     for name, lengths in {
         "real lengths": real_lengths(),
         "equal lengths": [(64, 32)] * PAIRS,
     }.items():
-        padded, packed = batches(lengths)
+        arguments, packed = batches(lengths)
         with torch.no_grad():
-            losses = [theirs.eval()(**padded).loss.item(), ours.eval()(*packed).loss.item()]
+            losses = [theirs.eval()(**arguments).loss.item(), ours.eval()(*packed).loss.item()]
         if abs(losses[0] - losses[1]) > 1e-4:
             raise SystemExit(f"the losses differ, nothing was timed: {losses}")
         theirs.train()
@@ -84,14 +61,13 @@ def main() -> None:
 
         rows = compare(
             {
-                "transformers": lambda a=padded: step(theirs, a, True),
+                "transformers": lambda a=arguments: step(theirs, a, True),
                 "fastenc": lambda a=packed: step(ours, a, False),
             },
             baseline="transformers",
             seconds=15,
         )
-        for provider, row in rows.items():
-            print(f"{name}: {provider} {row['median_ms']:.0f} ms, {row['speedup']:.2f}x")
+        write(RESULT, read_cases(RESULT) | {f"{name}, threads={threads}": rows})
 
 
 if __name__ == "__main__":

@@ -181,6 +181,10 @@ OTHERS = {
         "Pretraining with `span`: whole words do not fit the budget of masks.",
         "`--block-size`, or `fastenc tokenizer`.",
     ),
+    "… lacks …… of the objective …: their training begins with random values": (
+        "Pretraining `--from` a checkpoint without the objective's head, such as `span` from a masked LM.",
+        "None, if that is the checkpoint that you mean.",
+    ),
     "…, … has no tokens…. It is read as the unknown token. Remove such words if they are a mistake": (
         "A word of a labelled file that the tokenizer removes, such as a lone joiner.",
         "Remove it, or leave it.",

@@ -203,6 +203,7 @@ class ModelArguments(TypedDict, total=False):
     uniform_samples: Tensor
     documents: Documents
     text_ids: Tensor
+    flops_share: Tensor
     spans: Tensor
     windows: Tensor
     starts: Tensor

@@ -21,6 +21,8 @@ from fastenc.tasks import (
     TokenClassification,
 )
 from fastenc.train import TrainConfig, task_trainer
+from tests.helpers import families
+from tests.helpers.checkpoints import save
 from tests.helpers.commands import failure, run
 
 NAMES, VERBS, PLACES = (
@@ -119,6 +121,23 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
     loaded = task.load(tmp_path / "with")
     again = task.evaluate(loaded, train, task.encode(train, loaded))
     assert again["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["longformer", "deberta-v2", "eurobert", "gemma3"])
+def test_stored_vectors_are_those_that_the_familys_head_reads(folder, tmp_path, family):
+    """The first token of a text with a global token, of all distances, every token, the last token."""
+    save(families.model(family), tmp_path / "encoder")
+    encoder = Encoder.from_pretrained(tmp_path / "encoder")
+    encoder.tokenizer = Encoder.from_pretrained(folder / "bert").tokenizer
+    encoder.save_pretrained(tmp_path / "encoder")
+    task, data = TASKS["sequences"]
+    model, train = prepared(folder, task, data, tmp_path / "encoder")
+    config = TrainConfig(str(tmp_path / "run"), max_steps=1, learning_rate=5e-3)
+    trainer = task_trainer(task, model, train, config, dev=train, features=tmp_path / "kept")
+    stored = trainer.train()["loss"]
+    loaded = task.load(tmp_path / "run")
+    again = task.evaluate(loaded, train, task.encode(train, loaded))
+    assert again["loss"] == pytest.approx(stored, rel=1e-4)
 
 
 def cached(model, task, examples, folder, **options):

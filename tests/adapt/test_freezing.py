@@ -7,6 +7,7 @@ from fastenc.adapt import freeze_encoder, trained_parameters
 from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
 from fastenc.packing import pack_sequences
 from fastenc.train.optimizer import parameter_groups
+from tests.helpers import families
 
 CONFIG = EncoderConfig(
     vocab_size=40, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32, max_positions=16
@@ -35,6 +36,21 @@ def test_frozen_part_gets_no_gradient_and_keeps_no_activations(model, layers):
     for name, parameter in model.named_parameters():
         below = "embeddings" in name or any(f"layers.{i}." in name for i in range(frozen))
         assert (parameter.grad is None) == below, name
+
+
+@pytest.mark.parametrize("layers", [1, None])
+def test_what_a_family_adds_below_its_layers_is_frozen(layers):
+    settings = families.config("deberta-v2", conv_kernel_size=3)
+    model = SequenceClassifier(EncoderConfig.from_hf(settings.to_dict()), num_labels=3)
+    freeze_encoder(model, layers)
+    model.train()(BATCH, torch.tensor([0, 2])).loss.backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    upper = {
+        name for name in dict(model.named_parameters()) if name.startswith("encoder.layers.1.")
+    }
+    assert {name for name in trained if not name.startswith("head.")} == (
+        upper if layers else set()
+    )
 
 
 def test_counts_of_trained_parameters(model):

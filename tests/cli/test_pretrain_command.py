@@ -1,4 +1,6 @@
 import json
+import re
+import warnings
 
 import pytest
 
@@ -31,6 +33,32 @@ def test_every_objective_trains_and_goes_on(objective, text, tmp_path):
     several = objective != "mlm" and not OBJECTIVES[objective].has_decoder
     assert metrics["step"] == 4 and ("mlm" in metrics) is several
     assert Encoder.from_pretrained(tmp_path / "b").config.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("objective", "family", "missing"),
+    [
+        ("span", "bert", r"boundary\.bias and 9 more weights of the objective span"),
+        ("mlm+nsp", "bert", r"encoder\.pooler\.bias and 3 more weights of the objective mlm\+nsp"),
+        ("electra", "deberta-v2", r"discriminator\.dense\.bias and 41 more weights"),
+    ],
+)
+def test_a_head_that_the_checkpoint_lacks_begins_at_random(
+    objective, family, missing, text, tmp_path
+):
+    options = (*SMALL, "--batch-size", 4, "--max-steps", 1)
+    run("pretrain", text, "-o", tmp_path / "mlm", *options, "--family", family)
+    further = ("--from", tmp_path / "mlm", "--objective", objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        printed = run("pretrain", text, "-o", tmp_path / "further", *options, *further)
+    assert re.search(rf"fastenc: warning: \S+mlm lacks {missing}", printed), printed
+
+
+def test_what_an_encoder_decoder_cannot_be_is_refused_before_texts_are_read(tmp_path, capsys):
+    for option, value in (("--tokenizer", "wordpiece"), ("--family", "bert")):
+        command = ("missing.txt", "--objective", "span-corruption", option, value, "-o", tmp_path)
+        assert f"{option} must be one of t5" in failure(capsys, "pretrain", *command)
 
 
 def test_packing_is_chosen(text, tmp_path):
@@ -84,6 +112,10 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         (
             ("pretrain", text, "-o", tmp_path, "--packing", "segment-pairs"),
             "--packing must be one of full-sentences, doc-sentences for mlm, got segment-pairs",
+        ),
+        (
+            ("pretrain", text, "-o", tmp_path, "--objective", "span", "--mask-decoder"),
+            "--mask-decoder is an option of the objective mlm, got True for another one: leave it out",
         ),
         (
             ("pretrain", text, "-o", tmp_path, "--dropout", 1.5),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fastenc.models import Encoder
-from tests.helpers.families import FAMILIES, model
+from tests.helpers.families import FAMILIES, WHOLE, model, whole
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VALUES: tuple[Any, ...] = (
@@ -22,9 +22,9 @@ VALUES: tuple[Any, ...] = (
 
 
 @cache
-def sound(family: str) -> Path:
+def sound(family: str, task: str = "Model") -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    model(family).save_pretrained(folder)
+    (whole(family) if task == WHOLE else model(family)).save_pretrained(folder)
     return folder
 
 
@@ -78,12 +78,15 @@ def damage_index(folder: Path, rng: Random) -> None:
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(content))
 
 
+DAMAGES = (damage_config, damage_bytes, damage_tensors, damage_index)
+
+
 def check(rng: Random) -> None:
     family = rng.choice(FAMILIES)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folder = Path(name) / "model"
         shutil.copytree(sound(family), folder)
-        rng.choice((damage_config, damage_bytes, damage_tensors, damage_index))(folder, rng)
+        rng.choice(DAMAGES)(folder, rng)
         try:
             loaded = Encoder.from_pretrained(folder)
         except ValueError as error:

@@ -8,11 +8,13 @@ import re
 import resource
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastenc.models import Encoder
 from tests.fuzz.checkpoints import CONFIG, sound
@@ -59,21 +61,31 @@ def spoilt_inside(values: dict[str, Any], rng: Random) -> tuple[str, ...]:
 
 def check(rng: Random) -> None:
     family = rng.choice(ENCODERS)
+
+    def hidden(folder: Path) -> Tensor:
+        loaded = Encoder.from_pretrained(folder)
+        with torch.inference_mode():
+            return loaded(packed(padded_batch(family))).last_hidden_state
+
+    check_config(sound(family), rng, hidden, (53, 32))
+
+
+def check_config(sound_folder: Path, rng: Random, run: Callable, shape: tuple[int, ...]) -> None:
+    """``run`` loads a copy of the folder with one wrong value, and returns a result of the given shape."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         folder = Path(name) / "model"
-        shutil.copytree(sound(family), folder)
+        shutil.copytree(sound_folder, folder)
         values = json.loads((folder / CONFIG).read_text())
         names = spoilt(values, rng)
         (folder / CONFIG).write_text(json.dumps(values))
         try:
-            loaded = Encoder.from_pretrained(folder)
+            result = run(folder)
         except (ValueError, OSError) as error:
             # If sizes do not fit each other or the weights, the error names the file.
             known = (*names, CONFIG, "model.safetensors", "num_heads", "max_positions")
-            assert any(each in str(error) for each in known), f"{family} {names}: {error}"
+            model_type = values.get("model_type")
+            assert any(each in str(error) for each in known), f"{model_type} {names}: {error}"
             assert len(str(error)) < 1500 and not re.search(r"\d{400}", str(error)), error
             return
-        with torch.inference_mode():
-            hidden = loaded(packed(padded_batch(family))).last_hidden_state
-    assert hidden.shape == (53, 32), f"{family} {names}: {tuple(hidden.shape)}"
+    assert result.shape == shape, f"{values.get('model_type')} {names}: {tuple(result.shape)}"

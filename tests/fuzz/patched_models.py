@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fastenc
 from fastenc.nn.frozen_weights import FrozenWeights
-from tests.helpers.families import ENCODERS, FAMILIES, model, padded_batch
+from tests.helpers.families import ENCODERS, FAMILIES, WHOLE, model, padded_batch, whole
 from tests.helpers.patching import labels_for
 
 # Changes a model in place, or returns another one.
@@ -37,7 +37,7 @@ MODES: dict[str, Callable[[], AbstractContextManager]] = {
 @cache
 def _models(family: str, task: str) -> tuple[nn.Module, nn.Module]:
     with torch.random.fork_rng():
-        theirs = model(family, task)
+        theirs = whole(family) if task == WHOLE else model(family, task)
     return theirs, fastenc.patch(copy.deepcopy(theirs))
 
 
@@ -59,9 +59,14 @@ def _is_patch(module: nn.Module) -> bool:
 
 
 def check_edits(edits: dict[str, Edit], rng: Random) -> None:
-    """Up to four random edits, with a comparison after each."""
+    """Edits of an encoder, or of a model with a head."""
     family = rng.choice(ENCODERS)
     task = rng.choice(("Model", "Model", *HEADS)) if family in FAMILIES else "Model"
+    check_edits_of(family, task, edits, rng)
+
+
+def check_edits_of(family: str, task: str, edits: dict[str, Edit], rng: Random) -> None:
+    """Up to four random edits, with a comparison after each."""
     theirs, ours = pair(family, task, rng)
     done: list[str] = []
     if rng.random() < 0.5:
@@ -99,7 +104,9 @@ def _edited(model: nn.Module, edit: Edit, seed: int) -> tuple[nn.Module, Excepti
 def _compare(theirs: nn.Module, ours: nn.Module, family: str, task: str, rng: Random) -> None:
     batch: dict[str, Any] = padded_batch(family, rng.choice(LENGTHS), rng.getrandbits(30))
     mask, mode = batch["attention_mask"], rng.choice(list(MODES))
-    if task != "Model" and rng.random() < 0.5:
+    if task == WHOLE:
+        batch |= _target(batch, rng)
+    elif task != "Model" and rng.random() < 0.5:
         batch |= labels_for(task.replace("ForMaskedLM", "MaskedLM"), batch)
     if rng.random() < 0.3:
         batch["output_hidden_states"] = True
@@ -130,6 +137,14 @@ def _compare(theirs: nn.Module, ours: nn.Module, family: str, task: str, rng: Ra
         assert error <= 4 * own + allowed, (
             f"{mode}: result {number} differs from float64 by {error:.2g}, the model's own by {own:.2g}"
         )
+
+
+def _target(batch: dict[str, Any], rng: Random) -> dict[str, Any]:
+    """The source is also the target: its tokens as labels, or without labels as the decoder's input."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    if rng.random() < 0.5:
+        return {"labels": ids.masked_fill(mask == 0, -100), "use_cache": False}
+    return {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
 
 
 def _in_float64(model: nn.Module) -> nn.Module:

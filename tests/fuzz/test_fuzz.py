@@ -21,6 +21,8 @@ from tests.helpers.extension import needs_cpp
         ("batches", 40, 5),
         ("checkpoints", 20, 5),
         ("configs", 20, 4),
+        ("families", 20, 1),
+        ("encoder-decoders", 2, 6),
         ("layouts", 10, 2),
         ("rope", 20, 9),
         ("surgery", 12, 3),

@@ -275,6 +275,12 @@ FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
 ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 
 
+# Families of encoder-decoders, the class of the whole model, and the first token of its targets.
+WHOLE = "ForConditionalGeneration"
+START_TOKENS = {"t5": 0, "t5-gated": 0, "mt5": 0, "umt5": 0, "bart": 2, "mbart": None}
+ENCODER_DECODERS = tuple(START_TOKENS)
+
+
 def skip_without_autocast(family: str) -> None:
     if BY_NAME[family].no_autocast:
         pytest.skip(BY_NAME[family].no_autocast)
@@ -312,6 +318,11 @@ def model(family: str, task: str = "Model", **changes):
         for parameter in result.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return result.eval()
+
+
+def whole(family: str, **changes):
+    """A random encoder-decoder."""
+    return model(family, WHOLE, decoder_start_token_id=START_TOKENS[family], **changes)
 
 
 class _SoftmaxInFloat64(TorchFunctionMode):

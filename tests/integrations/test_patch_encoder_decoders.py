@@ -8,7 +8,8 @@ import torch
 
 import fastenc
 from tests.helpers.checkpoints import close
-from tests.models.test_seq2seq import FAMILIES, NO_DROPOUT, both_batches, whole
+from tests.helpers.families import whole
+from tests.models.test_seq2seq import FAMILIES, NO_DROPOUT, both_batches
 
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "decoder_start_token_id": 3}
 
@@ -47,6 +48,28 @@ def test_training_and_generate_are_the_models_own(family, loss_only):
             assert torch.equal(*tokens)
     fastenc.unpatch(fused)
     assert torch.equal(fused(**batch).logits, own(**batch).logits)
+
+
+@pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
+def test_autocast(family):
+    """Loss and all gradients, as one vector, are at most twice as far from float32 as the model's own, and a step."""
+    own = whole(family, **NO_DROPOUT).train()
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches(family)
+
+    def results(model):
+        model.zero_grad()
+        loss = model(**batch).loss
+        loss.backward()
+        return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    truth = results(own)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine, theirs = results(fused), results(own)
+    for value, peer, true in zip(mine, theirs, truth, strict=True):
+        far = lambda x, true=true: (x.float() - true).norm() / true.norm()
+        assert far(value) <= 2 * far(peer) + 2**-8
 
 
 @pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])

@@ -1,6 +1,8 @@
 """A text's vector on a CPU has the same bits alone, in any batch, in any order, by any number of threads."""
 
 import random
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.ops import gemm
+from fastenc.packing import pack_sequences
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model
 
@@ -32,13 +35,8 @@ def encoder_of(name, folder):
     return encoder.eval()
 
 
-@needs_cpp
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "name",
-    ["more terms than one pass adds", "albert", "deberta-v2", "modernbert", "gemma3", "t5-gated"],
-)
-def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path, monkeypatch):
+def skip_where_rows_count(name, dtype):
+    """Skip where the products round as their number of rows decides."""
     if not gemm.has_vectors():
         pytest.skip("needs AVX2 or AVX-512: other sets compute in PyTorch's products")
     if dtype == torch.float32:
@@ -49,6 +47,19 @@ def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path,
             pytest.skip("MKL's products round as their number of rows decides")
     elif not (gemm.emulates_bfloat16() or gemm.multiplies_pairs()):
         pytest.skip("this processor's many rows of bfloat16 are PyTorch's products")
+
+
+EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@needs_cpp
+@EVERY_DTYPE
+@pytest.mark.parametrize(
+    "name",
+    ["more terms than one pass adds", "albert", "deberta-v2", "modernbert", "gemma3", "t5-gated"],
+)
+def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path):
+    skip_where_rows_count(name, dtype)
     given, before = texts(), torch.get_num_threads()
     encoder = encoder_of(name, tmp_path).to(dtype)
     shuffled = random.Random(1).sample(range(len(given)), len(given))
@@ -65,5 +76,45 @@ def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path,
                 assert torch.equal(mixed, whole[shuffled])
                 for i in (0, 3, 7):
                     assert torch.equal(encoder.encode(given[i]), whole[i])
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_cpp
+@EVERY_DTYPE
+def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
+    """Of sequences with few global tokens, whose keys are not computed, with many, and with none."""
+    skip_where_rows_count("longformer", dtype)
+    encoder = encoder_of("longformer", tmp_path).to(dtype)
+    draw = random.Random(0)
+    shapes = [(5, 1), (25, 20), (30, 2), (9, 0), (17, 17), (1, 1), (36, 1), (2, 0)]
+    sequences = [[draw.randrange(5, 97) for _ in range(length)] for length, _ in shapes]
+    chosen = [sorted(draw.sample(range(length), count)) for length, count in shapes]
+
+    def states(numbers):
+        """A batch's states of each sequence."""
+        batch = pack_sequences([sequences[number] for number in numbers])
+        starts = [0, *accumulate(len(sequences[number]) for number in numbers)]
+        tokens = [
+            start + token
+            for start, number in zip(starts, numbers, strict=False)
+            for token in chosen[number]
+        ]
+        batch = replace(batch, global_tokens=torch.tensor(tokens, dtype=torch.int64))
+        hidden = encoder(batch).last_hidden_state
+        return hidden.split([len(sequences[number]) for number in numbers])
+
+    before = torch.get_num_threads()
+    try:
+        for frozen in (False, True):
+            (fastenc.freeze if frozen else fastenc.unfreeze)(encoder)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                with torch.inference_mode():
+                    together = states([*range(len(shapes)), *reversed(range(len(shapes)))])
+                    for number in range(len(shapes)):
+                        (alone,) = states([number])
+                        assert torch.equal(together[number], alone), (number, frozen, threads)
+                        assert torch.equal(together[-1 - number], alone)
     finally:
         torch.set_num_threads(before)

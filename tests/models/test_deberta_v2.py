@@ -9,7 +9,7 @@ import transformers
 import fastenc
 from fastenc.models import Encoder, MaskedLM
 from fastenc.packing import pack_sequences
-from tests.helpers.commands import run
+from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents
 
 SIZES = ("--layers", 1, "--hidden", 32, "--heads", 2, "--block-size", 96)
@@ -76,6 +76,23 @@ def test_pretrained_models_predict_in_transformers_as_here(objective, folder, pr
     with torch.no_grad():
         logits, expected = ours(pack_sequences(ids)).logits, theirs(**batch).logits[real]
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_the_mask_decoder_is_trained_and_goes_on(folder, pretrained, capsys):
+    made, further, plain = (folder / name for name in ("decoded", "further", "plain"))
+    steps = ("--batch-size", 4, "--max-steps", 2, "--block-size", 96)
+    new = ("--family", "deberta-v2", "--tokenizer", folder / "tokenizer", *SIZES[:-2])
+    run("pretrain", folder / "text.txt", "-o", made, *new, *steps, "--mask-decoder")
+    run("pretrain", folder / "text.txt", "-o", further, "--from", made, *steps)
+    before, after = (
+        MaskedLM.from_pretrained(each).mask_positions.weight for each in (made, further)
+    )
+    assert not torch.equal(before, after)
+    run("pretrain", folder / "text.txt", "-o", plain, "--from", made, *steps, "--no-mask-decoder")
+    assert MaskedLM.from_pretrained(plain).mask_positions is None
+    refused = ("--from", pretrained, *steps, "--mask-decoder", "-o", folder / "refused")
+    message = failure(capsys, "pretrain", folder / "text.txt", *refused)
+    assert "lacks embeddings.position_embeddings.weight" in message
 
 
 def test_classes_are_transformers(folder, pretrained):

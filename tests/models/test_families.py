@@ -20,10 +20,9 @@ from fastenc.adapt import (
     add_adaptation,
     merge_adaptation,
 )
-from fastenc.models import Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
+from fastenc.models import Encoder, SequenceClassifier
 from fastenc.models.adapters.adaptations import encoder_parts
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import pack_sequences
 from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import close, packed, save
@@ -35,19 +34,12 @@ from tests.helpers.families import (
     FAMILIES,
     config,
     dropouts,
-    in_float64,
     model,
     padded_batch,
     skip_without_autocast,
 )
+from tests.helpers.family_examples import MODEL_CLASSES, Example, assert_same_results, in_dtype
 
-MODEL_CLASSES = {
-    "Model": Encoder,
-    "ForMaskedLM": MaskedLM,
-    "ForSequenceClassification": SequenceClassifier,
-    "ForTokenClassification": TokenClassifier,
-    "ForQuestionAnswering": QuestionAnswerer,
-}
 EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_MODEL = pytest.mark.parametrize(
     ("family", "task"),
@@ -63,93 +55,6 @@ EVERY_DTYPE = pytest.mark.parametrize(
 )
 
 
-class Example:
-    """A batch of texts of several lengths, its labels, and a model's outputs and loss in either library.
-
-    For question answering all texts have one length, because transformers' softmax includes padding.
-    """
-
-    def __init__(self, family, task):
-        self.task = task
-        lengths = (12, 12, 12) if task == "ForQuestionAnswering" else (5, 17, 1, 30)
-        self.padded = padded_batch(family, lengths)
-        self.mask = self.padded["attention_mask"].bool()
-        self.packed = packed(self.padded)
-        draw = torch.Generator().manual_seed(1)
-        rows, length = self.mask.shape
-        self.weight = torch.randn(32, generator=draw)
-        self.sequences = torch.randint(2, (rows,), generator=draw)
-        self.places = torch.randint(length, (rows, 2), generator=draw)
-        chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask
-        high = 97 if task == "ForMaskedLM" else 2
-        self.tokens = torch.randint(high, (rows, length), generator=draw).where(chosen, -100)
-
-    def theirs(self, model):
-        """(outputs of real tokens or of sequences, loss) of a transformers model."""
-        if self.task == "Model":
-            hidden = model(**self.padded).last_hidden_state[self.mask]
-            return hidden, (hidden * self.weight.to(hidden)).sum()
-        if self.task == "ForSequenceClassification":
-            output = model(**self.padded, labels=self.sequences)
-            return output.logits, output.loss
-        if self.task == "ForQuestionAnswering":
-            starts, ends = self.places.T
-            output = model(**self.padded, start_positions=starts, end_positions=ends)
-            return torch.stack([output.start_logits, output.end_logits], -1)[self.mask], output.loss
-        output = model(**self.padded, labels=self.tokens)
-        return output.logits[self.mask], output.loss
-
-    def ours(self, model):
-        if self.task == "Model":
-            hidden = model(self.packed).last_hidden_state
-            return hidden, (hidden * self.weight.to(hidden)).sum()
-        labels = {
-            "ForSequenceClassification": self.sequences,
-            "ForQuestionAnswering": self.places,
-        }.get(self.task, self.tokens[self.mask])
-        output = model(self.packed, labels)
-        logits = model(self.packed).logits if output.logits is None else output.logits
-        return logits, output.loss
-
-
-def gradients(model):
-    """The gradients of a model of either library, by transformers' names; a tied weight has several names."""
-    if not isinstance(model, PretrainedModel):
-        named = model.named_parameters(remove_duplicate=False)
-        return {name: p.grad for name, p in named if p.grad is not None}
-    own, grads = dict(model.named_parameters()), {}
-    for name, several in model.family_names(with_prefix=not isinstance(model, Encoder)).items():
-        if own[name].grad is not None:
-            grads |= zip(several, model.parts(name, own[name].grad, len(several)), strict=True)
-    return grads
-
-
-def several_names(model):
-    names = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
-
-
-def in_dtype(model, dtype):
-    """Like from_pretrained; Module.to would round the frequencies of rotary angles too."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
-
-
-def within(ours, plain, exact, scale, what, dtype):
-    """The error, as a norm, is at most twice transformers' own plus half a rounding step of ``dtype``, the models'.
-
-    In float32 it is four times, because there the models differ only in the order of a sum's terms. ``scale``: the size
-    of a sum's terms.
-    """
-    error = lambda x: float((x.double() - exact).norm())
-    step = torch.finfo(dtype).eps / 2 * max(float(exact.norm()), scale)
-    factor = 4 if dtype == torch.float32 else 2
-    assert error(ours) <= factor * (error(plain) + step), what
-
-
 def dropouts_of_encoder(family):
     """The names of the encoder's dropout probabilities in a configuration, all 0."""
     heads = ("classif", "qa_", "summary", "pooler_")
@@ -162,32 +67,8 @@ def dropouts_of_encoder(family):
 @EVERY_DTYPE
 @needs_cpp
 def test_logits_loss_and_every_gradient(family, task, dtype, tmp_path):
-    """Of a loaded model, and of a patched model."""
-    theirs, example = in_dtype(model(family, task), dtype), Example(family, task)
-    loaded = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path), dtype=dtype)
-    patched, exact = fastenc.patch(copy.deepcopy(theirs)), in_float64(theirs)
-    plain, wanted = example.theirs(theirs), example.theirs(exact)
-    for loss in (plain[1], wanted[1]):
-        loss.backward()
-    plain_gradients, exact_gradients = gradients(theirs), gradients(exact)
-    # For the bare encoder, the loss is a sum over all outputs.
-    terms = float(wanted[0].detach().abs().sum()) if task == "Model" else 0.0
-    # Some gradients are sums that cancel. For example, a key's bias cannot change a softmax.
-    largest = max(float(gradient.norm()) for gradient in exact_gradients.values())
-    floor = (0.1 if dtype == torch.float32 else 1e-3) * largest
-    for ours, (outputs, loss) in (
-        (loaded, example.ours(loaded)),
-        (patched, example.theirs(patched)),
-    ):
-        within(outputs.detach(), plain[0].detach(), wanted[0].detach(), 0.0, "outputs", dtype)
-        within(loss.detach(), plain[1].detach(), wanted[1].detach(), terms, "loss", dtype)
-        loss.backward()
-        grads = gradients(ours)
-        for name, gradient in grads.items():
-            within(gradient, plain_gradients[name], exact_gradients[name], floor, name, dtype)
-        for parameter, names in several_names(exact).items():
-            read = parameter.grad is not None and parameter.grad.any()
-            assert not read or any(name in grads for name in names), names
+    theirs = in_dtype(model(family, task), dtype)
+    assert_same_results(theirs, Example(family, task), dtype, save(theirs, tmp_path))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,8 @@ from fastenc.packing import pack, pack_sequences
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import in_float64, model, padded_batch
-from tests.models.test_families import gradients, within
+from tests.helpers.family_examples import gradients, within
+from tests.helpers.patching import assert_same_gradients
 
 LENGTHS = (5, 17, 1, 30)
 
@@ -111,11 +113,8 @@ def test_every_way_of_training_has_the_same_results_and_dropout(dtype, monkeypat
 
 def test_folding_is_chosen_where_it_multiplies_less():
     spec = AttentionSpec(12, 64, 0.125)
-    shape, lengths = torch.Size([5000, 768]), [4096, 904]
-    cheaper = [
-        global_attention._folding_is_cheaper(shape, lengths, [n, 1], spec) for n in (1, 30, 90)
-    ]
-    assert cheaper == [True, True, False]
+    cheaper = [global_attention._folding_is_cheaper(4096, n, 768, spec) for n in (0, 1, 30, 90)]
+    assert cheaper == [True, True, True, False]
 
 
 @needs_cpp
@@ -139,6 +138,26 @@ def test_the_question_is_global(tmp_path):
     ours.save_pretrained(tmp_path / "again")
     again = type(theirs).from_pretrained(tmp_path / "again")
     assert torch.equal(again(**padded).end_logits, scores.end_logits)
+
+
+@needs_cpp
+def test_patched_multiple_choice_has_the_global_tokens_of_transformers():
+    """Those after each choice's second separator."""
+    theirs = model("longformer", "ForMultipleChoice")
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 97, (2, 3, 14), generator=draw)
+    ids[:, :, 4:6] = ids[:, :, 13] = 2
+    mask = torch.ones_like(ids)
+    ids[1, :, 11], ids[1, :, 12:], mask[1, :, 12:] = 2, 1, 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([2, 0])}
+    patched = fastenc.patch(copy.deepcopy(theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours, wanted = patched(**batch), theirs(**batch)
+    torch.testing.assert_close(ours.logits, wanted.logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(ours.loss, wanted.loss, rtol=0, atol=2e-5)
+    ours.loss.backward(), wanted.loss.backward()
+    assert_same_gradients(patched, theirs)
 
 
 def test_what_the_batch_says_of_global_tokens_is_taken():

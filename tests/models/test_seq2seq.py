@@ -1,19 +1,21 @@
 """The encoder-decoders against transformers': logits, loss, gradients, saved files."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import fastenc
+from fastenc.adapt import Lora, add_adaptation
 from fastenc.models import EncoderConfig, Seq2Seq
 from fastenc.nn import ways
 from fastenc.packing import pack_sequences, pack_targets
 from tests.helpers.checkpoints import close, save
-from tests.helpers.families import config, model, padded_batch
+from tests.helpers.families import ENCODER_DECODERS, START_TOKENS, config, padded_batch, whole
 
-FAMILIES = pytest.mark.parametrize("family", ["t5", "t5-gated", "mt5", "umt5", "bart", "mbart"])
+FAMILIES = pytest.mark.parametrize("family", ENCODER_DECODERS)
 # T5's dropout has one name, BART's has three.
 NO_DROPOUT = dict(dropout_rate=0.0, dropout=0.0, attention_dropout=0.0)
-START = {"t5": 0, "t5-gated": 0, "mt5": 0, "umt5": 0, "bart": 2, "mbart": None}
 
 
 def targets(family: str, lengths=(3, 1, 9, 20)) -> list[list[int]]:
@@ -32,13 +34,7 @@ def both_batches(family: str):
         row[: len(target)] = torch.tensor(target)
     pairs = zip(padded["input_ids"], padded["attention_mask"], strict=True)
     batch = pack_sequences([ids[mask.bool()].tolist() for ids, mask in pairs])
-    return {**padded, "labels": rows}, (batch, *pack_targets(labels, START[family]))
-
-
-def whole(family: str, **changes):
-    return model(
-        family, "ForConditionalGeneration", decoder_start_token_id=START[family], **changes
-    )
+    return {**padded, "labels": rows}, (batch, *pack_targets(labels, START_TOKENS[family]))
 
 
 @FAMILIES
@@ -99,7 +95,7 @@ def test_what_is_written_is_what_was_read(family, tmp_path):
 def test_generated_tokens_are_transformers(family, options, tmp_path):
     theirs = whole(family)
     padded, (batch, *_) = both_batches(family)
-    start = 9 if START[family] is None else START[family]
+    start = 9 if START_TOKENS[family] is None else START_TOKENS[family]
     shared = {"max_new_tokens": 12, **options, "decoder_start_token_id": start}
     ours = Seq2Seq.from_pretrained(save(theirs, tmp_path))
     # A token that ends some targets early.
@@ -255,5 +251,11 @@ def test_errors():
         ours(pack_sequences([[5]]), target, labels[:1])
     with pytest.raises(ValueError, match="at most 40 tokens, the model's positions, got 41"):
         ours.generate_ids(source, max_new_tokens=41)
+    with pytest.raises(ValueError, match="at most 40 tokens, the model's positions, got 41"):
+        ours(pack_sequences([[5]]), *pack_targets([[5] * 41], 2))
+    with pytest.raises(ValueError, match="a Seq2Seq, which has a decoder too"):
+        add_adaptation(ours, Lora())
+    with pytest.raises(ValueError, match="layer_mix must not be set for an encoder-decoder"):
+        Seq2Seq.check_task(Path(), ours.config.to_hf() | {"layer_mix": True})
     with pytest.raises(ValueError, match=r"must be of one of the families .* got 'bert'"):
         Seq2Seq(EncoderConfig(num_layers=1, hidden_size=32, num_heads=2))

@@ -106,6 +106,14 @@ def test_a_field_that_is_not_used_is_no_feature(name):
     assert torch.equal(run_layer(layer_call).x, run_layer(CALL).x)
 
 
+def test_own_norms_beside_a_source_are_refused():
+    spec = Layer(KINDS["gemma3"]).spec
+    with pytest.raises(
+        ValueError, match="with own_norms cannot attend to a source, got cross_norm"
+    ):
+        replace(spec, cross_norm=spec.out_norm)
+
+
 @pytest.mark.parametrize("name", ["sinks", "memory_tokens"])
 def test_compiled_layers_refuse_it_too(name):
     compiled = torch.compile(lambda layer_call: run_layer(layer_call).x, backend="eager")

@@ -186,6 +186,11 @@ def test_bad_input_is_named(tmp_path):
     bert = small_model("mlm", tokenizer_of("ul2"))
     with pytest.raises(ValueError, match="span-corruption trains a Seq2Seq, got a MaskedLM"):
         objective_trainer(spans(block_size=32), bert, TEXTS, TrainConfig(str(tmp_path / "run")))
+    # Before the texts, which are None here, are read.
+    with pytest.raises(ValueError, match="must have T5's sentinels <extra_id_0>"):
+        t5 = small_model("span-corruption", tokenizer_of("mlm"))
+        options, config = spans(block_size=32), TrainConfig(str(tmp_path / "run"))
+        objective_trainer(options, t5, None, config)  # type: ignore[arg-type]
     t5 = small_model("span-corruption", tokenizer_of("ul2"))
     with pytest.raises(ValueError, match=r"graph=True records steps .* got a Seq2Seq"):
         objective_trainer(

@@ -1,4 +1,7 @@
-"""For each family a TestCase with transformers' tests, whose models are patched when they are made."""
+"""For each family a TestCase with transformers' tests, whose models are patched when they are made.
+
+Encoder-decoders have two: of the encoder alone, and of the whole models.
+"""
 
 import importlib
 import inspect
@@ -12,40 +15,57 @@ import torch
 from transformers import PreTrainedModel
 
 import fastenc
-from tests.helpers.families import BY_NAME, config, padded_batch
+from fastenc.integrations.transformers.encoder_decoder import architecture_of
+from tests.helpers.families import BY_NAME, ENCODER_DECODERS, START_TOKENS, config, padded_batch
+
+_WHOLE = ", whole"
+SUBJECTS = (*BY_NAME, *(family + _WHOLE for family in ENCODER_DECODERS))
 
 
 class ModelTester:
-    """What the tests need of a family: a small configuration and a padded batch."""
+    """What the tests need of a subject: a small configuration and a padded batch."""
 
     batch_size, seq_length, num_choices = 3, 7, 4
 
-    def __init__(self, family: str):
-        self.family = family
-        self.is_training = not BY_NAME[family].no_heads  # the encoder alone has no loss
+    def __init__(self, subject: str):
+        self.family = subject.removesuffix(_WHOLE)
+        self.is_encoder_decoder = subject.endswith(_WHOLE)
+        entry = BY_NAME[self.family]
+        has_heads = not entry.no_heads or bool(entry.heads)
+        self.is_training = self.is_encoder_decoder or has_heads  # the encoder alone has no loss
         settings = self.get_config()
         self.num_hidden_layers = settings.num_hidden_layers
         self.num_attention_heads = settings.num_attention_heads
         self.hidden_size = settings.hidden_size
 
     def get_config(self):
-        changes = {"is_encoder_decoder": False} if BY_NAME[self.family].no_heads else {}
+        if self.is_encoder_decoder:
+            start = START_TOKENS[self.family]
+            return config(self.family, decoder_start_token_id=3 if start is None else start)
+        changes = {} if self.is_training else {"is_encoder_decoder": False}
         return config(self.family, **changes)
 
     def prepare_config_and_inputs_for_common(self):
         settings, inputs = self.get_config(), padded_batch(self.family, (7, 4, 5))
         if self.family == "longformer":  # its class for questions wants three in each text
             inputs["input_ids"][:, 1:4] = settings.sep_token_id
+        if (
+            self.is_encoder_decoder
+        ):  # its class for sequences reads the end token, of which each text has one
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
+            ids[ids == settings.eos_token_id] = 5
+            ids[torch.arange(len(ids)), mask.sum(1) - 1] = settings.eos_token_id
+            inputs |= {"decoder_input_ids": ids.clone(), "decoder_attention_mask": mask}
         return settings, inputs
 
 
 @cache
-def case_of(family: str, mixin: type) -> type[unittest.TestCase]:
-    """transformers' tests on every class of the family that ``patch`` accepts."""
+def case_of(subject: str, mixin: type) -> type[unittest.TestCase]:
+    """transformers' tests on every class of the subject that ``patch`` accepts."""
 
     def __init__(self, name):
         unittest.TestCase.__init__(self, name)
-        self.model_tester = ModelTester(family)
+        self.model_tester = ModelTester(subject)
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = mixin._prepare_for_class(self, inputs_dict, model_class, return_labels)
@@ -54,9 +74,9 @@ def case_of(family: str, mixin: type) -> type[unittest.TestCase]:
     members = {
         "__init__": __init__,
         "_prepare_for_class": _prepare_for_class,
-        "all_model_classes": _classes(family),
+        "all_model_classes": _classes(subject),
     }
-    return type(family, (mixin, unittest.TestCase), members)
+    return type(subject, (mixin, unittest.TestCase), members)
 
 
 def _labels(model_class: type, inputs: dict) -> dict:
@@ -75,14 +95,19 @@ def _labels(model_class: type, inputs: dict) -> dict:
     return labels
 
 
-def _classes(family: str) -> tuple[type, ...]:
-    settings = config(family)
+def _classes(subject: str) -> tuple[type, ...]:
+    settings = ModelTester(subject).get_config()
     module = importlib.import_module(
         type(settings).__module__.replace("configuration_", "modeling_")
     )
     classes = filter(inspect.isclass, vars(module).values())
     own = (model_class for model_class in classes if model_class.__module__ == module.__name__)
-    return tuple(k for k in own if issubclass(k, PreTrainedModel) and _is_patched(k, settings))
+    models = (k for k in own if issubclass(k, PreTrainedModel) and k.config_class is not None)
+    # A class of another configuration, such as that of Gemma 3 with images, would be loaded in its default size.
+    models = (k for k in models if isinstance(settings, k.config_class))
+    models = (k for k in models if _is_patched(k, settings))
+    whole = subject.endswith(_WHOLE)
+    return tuple(k for k in models if whole == (architecture_of(k(settings)) is not None))
 
 
 def _is_patched(model_class: type, settings) -> bool:

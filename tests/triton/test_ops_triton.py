@@ -169,7 +169,11 @@ def test_fastenc_info_knows_which_ops_have_a_gpu_kernel():
     reason = lambda op, impl: dispatch.unsupported_reason(op, impl, x, None, None)
     losses = {"masked_cross_entropy", "linear_masked_cross_entropy"}
     for name in ops.__all__:
-        plain = name in losses | {"crf_decode_nbest", "linear_kl_divergence"}
+        plain = name in losses | {
+            "crf_decode_nbest",
+            "linear_kl_divergence",
+            "linear_segment_log_sum",
+        }
         assert (reason(name, "triton") == "it has no Triton kernel") == plain, name
         assert (reason(name, "cuda") != "it has no CUDA kernel") == (name in losses), name
 

@@ -129,6 +129,40 @@ BUDGETS = {
     ],
 }
 
+# Decoders: causal attention, T5's with its relative bias and the bias's gradient, and attention to other keys, whose
+# programs are in a grid because there are no tables of blocks.
+CAUSAL = (
+    "attention kernel={} head_dim=64 precision=half biased=True dtype=bfloat16 dropout=True "
+    "warp_groups={} window{} alone"
+)
+BIAS, CROSS = " and relative_ptr", LONG + " in a grid"
+RELATIVE_GRADIENT = "attention backward_relative 64 precision=half"
+DECODER_BUDGETS = {
+    90: [
+        Budget(CAUSAL.format("forward", True, ""), 16, (31.2, 32.5), 96, "wgmma"),
+        Budget(CAUSAL.format("forward", True, BIAS), 16, (39.2, 39.7), 120, "wgmma"),
+        Budget(CAUSAL.format("backward_kv", True, ""), 16, (34.8, 39.1), 216, "mma"),
+        Budget(CAUSAL.format("backward_kv", True, BIAS), 16, (41.6, 46.1), 208, "mma"),
+        Budget(CAUSAL.format("backward_q", True, ""), 16, (25.7, 27.4), 128, "wgmma"),
+        Budget(CAUSAL.format("backward_q", True, BIAS), 16, (32.1, 34.2), 152, "wgmma"),
+        Budget(RELATIVE_GRADIENT, 8, (94.7, 91.5), 255, "mma"),
+        Budget(CROSS.format("forward", True, True), 64, (16.8, 17.1), 240, "wgmma"),
+        Budget(CROSS.format("backward_kv", True, True), 32, (24.8, 25.7), 255, "wgmma"),
+        Budget(CROSS.format("backward_q", True, True), 32, (16.4, 17.5), 248, "wgmma"),
+    ],
+    80: [
+        Budget(CAUSAL.format("forward", False, ""), 16, (32.0, 30.9), 136, "mma"),
+        Budget(CAUSAL.format("forward", False, BIAS), 16, (40.0, 38.5), 168, "mma"),
+        Budget(CAUSAL.format("backward_kv", False, ""), 16, (40.2, 45.4), 255, "mma"),
+        Budget(CAUSAL.format("backward_kv", False, BIAS), 16, (49.1, 54.4), 255, "mma"),
+        Budget(CAUSAL.format("backward_q", False, ""), 16, (27.8, 27.8), 168, "mma"),
+        Budget(CAUSAL.format("backward_q", False, BIAS), 16, (35.4, 35.4), 168, "mma"),
+        Budget(RELATIVE_GRADIENT, 8, (95.4, 94.0), 248, "mma"),
+        Budget(CROSS.format("backward_kv", True, False), 16, (34.4, 39.6), 255, "mma"),
+        Budget(CROSS.format("backward_q", True, False), 32, (19.9, 19.7), 255, "mma"),
+    ],
+}
+
 
 def compiled(capability: int, *names: str, processes: int = 1) -> dict[str, dict]:
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.triton_binaries"]
@@ -191,8 +225,11 @@ def matrix_instruction(binary: dict) -> str | None:
 
 @pytest.mark.parametrize("capability", BUDGETS)
 def test_the_kernels_of_bert_base_keep_their_budgets(capability):
+    assert_within(BUDGETS[capability], capability)
+
+
+def assert_within(budgets: list[Budget], capability: int) -> None:
     """No kernel spills; on sm_90 no warp waits for another in the loop of a norm."""
-    budgets = BUDGETS[capability]
     binaries = compiled(capability, *(budget.name for budget in budgets))
     over = {}
     for budget in budgets:
@@ -210,9 +247,18 @@ def test_the_kernels_of_bert_base_keep_their_budgets(capability):
     assert not over, json.dumps(over, indent=1)
 
 
-@pytest.mark.skipif(
+for_minutes = pytest.mark.skipif(
     not os.environ.get("FASTENC_ALL_KERNELS"), reason="compiles for minutes: make test-all"
 )
+
+
+@for_minutes
+@pytest.mark.parametrize("capability", DECODER_BUDGETS)
+def test_the_kernels_of_decoders_keep_their_budgets(capability):
+    assert_within(DECODER_BUDGETS[capability], capability)
+
+
+@for_minutes
 @pytest.mark.parametrize("capability", SHARED)
 def test_every_shipped_configuration_keeps_its_budget(capability):
     binaries = compiled(capability, processes=os.cpu_count() or 1)

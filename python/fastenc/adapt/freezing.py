@@ -5,6 +5,9 @@ from torch import nn
 from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 
+# Parts of an encoder that are trained with the head: its pooler, the mix of layers, and what an adaptation adds.
+OF_THE_HEAD = ("pooler.", "mix.", "adapted.")
+
 
 def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
     """Freeze the embeddings and the lower layers of a model's encoder.
@@ -23,13 +26,21 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
         raise ValueError(
             f"layers must be in [0, {depth}], because the model has {depth}, got {layers}: give fewer"
         )
-    encoder.embeddings.requires_grad_(False)
-    for layer in encoder.layers[:layers]:
-        layer.requires_grad_(False)
-    if encoder.first_norm is not None:
-        encoder.first_norm.requires_grad_(False)
     if layers is None:
-        encoder.relative_biases.requires_grad_(False)
+        for name, parameter in encoder.named_parameters():
+            if not name.startswith(OF_THE_HEAD):
+                parameter.requires_grad_(False)
+        return
+    first = (
+        encoder.embeddings,
+        encoder.first_norm,
+        encoder.relative_positions,
+        encoder.position_norm,
+    )
+    in_first_layer = (encoder.convolution,) if layers else ()
+    for module in (*first, *encoder.layers[:layers], *in_first_layer):
+        if module is not None:
+            module.requires_grad_(False)
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
+from fastenc._base.progress import progress_bar
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.columns import iterate_words
-from fastenc.models import Encoder
+from fastenc.data.readers import in_parts, read_inputs
+from fastenc.data.writers import json_lines
+from fastenc.models import Encoder, SparseEncoder
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import OUTPUTS, embed_file
 
@@ -27,6 +30,8 @@ OF_TEXTS = (
     "resume",
 )
 OF_WORDS = ("layers", "combine", "subwords")
+OF_SPARSE = ("text", "quoting", "max_active", "batch_size", "device", "dtype", "sparse")
+BATCHES_AT_ONCE = 32  # batches whose texts are sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +49,21 @@ class Embed(Command):
     of each text's first word. Words are read from files in columns (.conll, .conllu). The lines of a .txt file are cut
     into words and punctuation marks.
 
+    With --sparse, a sparse encoder (SPLADE) gives each text a weight for each token of its vocabulary. The .jsonl file
+    has an object {token: weight} for each text, the heaviest token first.
+
     Examples:
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 stsb.tsv -t sentence1 -o vectors.parquet --store-as float16
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o words.npy --words --layers -1 --layers -2
+    fastenc embed naver/splade-v3 texts.txt -o weights.jsonl --sparse
     """
 
     model: str = argument("Checkpoint folder, or name on the hub.")
     inputs: str = argument("Texts: .txt with a text on each line, .tsv, .csv or .jsonl (also .gz).")
-    output: Path = option(REQUIRED, "File to write: .safetensors, .npy or .parquet.", "-o")
+    output: Path = option(
+        REQUIRED, "File to write: .safetensors, .npy or .parquet; .jsonl with --sparse.", "-o"
+    )
     text: str = option("sentence", "Column of the text in a table.", "-t")
     store_as: str = option("float32", "Number type of the vectors in the file: float32 or float16.")
     pooling: str | None = option(
@@ -83,6 +94,10 @@ class Embed(Command):
     subwords: str = option(
         "mean", "With --words, how a word's tokens are combined: first, mean or last."
     )
+    sparse: bool = option(False, "Compute weights of tokens (SPLADE) instead of a vector.")
+    max_active: int | None = option(
+        None, "With --sparse, keep each text's heaviest tokens only, so many. Default: all."
+    )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
     dtype: str = option("float32", DTYPE)
@@ -93,6 +108,8 @@ class Embed(Command):
         self._check_options()
         if self.words:
             return self._embed_words()
+        if self.sparse:
+            return self._embed_sparse()
         check_suffix(self.output, OUTPUTS)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
@@ -120,7 +137,14 @@ class Embed(Command):
     def _check_options(self) -> None:
         """Raises: ValueError for an option that would have no effect."""
         given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        optional = [each.name for each in fields(self) if each.default is not REQUIRED]
         for name in given:
+            if self.sparse and name in optional and name not in OF_SPARSE:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is not for the weights of --sparse: leave it out"
+                )
+            if name == "max_active" and not self.sparse:
+                raise ValueError("--max-active is for --sparse: leave it out, or add --sparse")
             if name in (OF_TEXTS if self.words else OF_WORDS):
                 kinds = ("texts", "words") if self.words else ("words (--words)", "texts")
                 raise ValueError(
@@ -130,6 +154,27 @@ class Embed(Command):
     def _model(self) -> Encoder:
         dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
         return Encoder.from_pretrained(self.model, dtype=dtype).to(device)
+
+    def _embed_sparse(self) -> None:
+        check_suffix(self.output, (".jsonl",))
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        texts = read_inputs(self.inputs, (self.text,), self.quoting)
+        model = SparseEncoder.from_pretrained(self.model, dtype=dtype).to(device)
+        parts = list(in_parts(texts, BATCHES_AT_ONCE * self.batch_size))
+
+        def save(path: Path) -> None:
+            with open(path, "w", encoding="utf-8") as file:
+                for part in progress_bar(parts, "embed", "part", None if parts[1:] else False):
+                    rows = model.encode_sparse(
+                        part,
+                        batch_size=self.batch_size,
+                        max_active=self.max_active,
+                        show_progress=False,
+                    )
+                    file.writelines(f"{line}\n" for line in json_lines(rows))
+
+        write(self.output, save)
+        print(f"weights of {len(texts)} texts in {self.output}")
 
     def _embed_words(self) -> None:
         check_suffix(self.output, (".npy",))

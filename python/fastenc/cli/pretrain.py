@@ -99,6 +99,9 @@ class Pretrain(Command):
                 "--teacher is for --objective distill, which needs it, got "
                 f"{self.teacher} for {self.objective.objective}"
             )
+        self.new.mask_decoder_option(self.objective.definition)  # its error comes before any work
+        if self.from_ is None and self.objective.definition.student is None:
+            self.new.check(self.objective.definition)
         process_state(self.training.device)
         with open_output(
             Path(self.training.output), self.resume, self.overwrite
@@ -121,7 +124,10 @@ class Pretrain(Command):
             store or documents,
             self.training,
             dev=dev,
-            settings={"teacher": self.teacher, **({} if self.from_ else asdict(self.new))},
+            settings={
+                "teacher": self.teacher,
+                **({"mask_decoder": self.new.mask_decoder} if self.from_ else asdict(self.new)),
+            },
             origin=Origin(self.from_ or self.teacher, self.train, self.dev),
         )
         if trainer.accelerator.is_main_process and checkpoint_folder is None:
@@ -141,6 +147,7 @@ class Pretrain(Command):
         # A resumed run has its tokenizer in the checkpoint.
         if folder := checkpoint_folder or self.from_:
             given: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
+            given |= self.new.mask_decoder_option(objective)
             return _with_tokenizer(objective.model.from_pretrained(folder, **given), folder)
         if objective.student is not None:
             return _with_tokenizer(objective.student(teacher, self.new.layers), self.teacher)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from fastenc.models.heads.sentence_embedder import SentenceEmbedder
 from fastenc.models.heads.seq2seq import Seq2Seq
 from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.heads.span_classifier import SpanClassifier
+from fastenc.models.heads.sparse_encoder import SparseEncoder
 from fastenc.models.heads.token_classifier import TokenClassifier
 from fastenc.models.longformer_conversion import convert_to_longformer
 from fastenc.models.outputs import LossTerm, ModelOutput
@@ -28,6 +29,7 @@ __all__ = [
     "Seq2Seq",
     "SequenceClassifier",
     "SpanClassifier",
+    "SparseEncoder",
     "TokenClassifier",
     "WordSenseModel",
     "convert_to_longformer",

@@ -309,6 +309,9 @@ class PretrainedModel(nn.Module):
                     nn.init.normal_(part, std=std)
                 else:
                     nn.init.trunc_normal_(part, std=std, a=-cutoff * std, b=cutoff * std)
+            zero = architecture.initial_zero_row(self.config, name)
+            if zero is not None:
+                nn.init.zeros_(module.weight.detach()[zero])
         elif isinstance(module, OffsetRMSNorm):
             nn.init.zeros_(module.weight)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):

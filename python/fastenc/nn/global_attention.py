@@ -5,6 +5,7 @@ With few global tokens on a CPU, the keys and values that they see are not compu
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.nn.layer_spec import (
@@ -50,7 +51,7 @@ def attend_globally(
         of_globals = attend_from_globals(x, inputs, w.global_qkv, spec, dropout_p, rng_state)
         calls = local_calls_of(x.shape[0], inputs, spec, dropout_p, rng_state)
         return local_attention(qkv, of_globals.to(qkv.dtype), calls)
-    queries, keys_and_values = _project(x, inputs.global_tokens, w.global_qkv, spec)
+    queries, keys_and_values = _project(x[inputs.global_tokens], x, w.global_qkv, spec)
     return global_window_attention(
         qkv,
         queries.to(qkv.dtype),
@@ -95,42 +96,55 @@ def attend_from_globals(
     cu_globals = offsets_of_globals(inputs.global_tokens, inputs.cu_seqlens)
     # The masks for keys in the window and for global keys have the first two offsets.
     rng_state = None if rng_state is None else later_state(rng_state, 2)
+    projected, cu_seqlens, folded = x, inputs.cu_seqlens, None
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        lengths, counts = (x.diff().tolist() for x in (inputs.cu_seqlens, cu_globals))
-        if _folding_is_cheaper(x.shape, lengths, counts, spec):
-            return folded_attention(
+        lengths, counts = cu_seqlens.diff(), cu_globals.diff()
+        pairs = zip(lengths.tolist(), counts.tolist(), strict=True)
+        # Decided for each sequence alone, so that no result depends on the other sequences.
+        folds = torch.tensor([_folding_is_cheaper(*each, x.shape[1], spec) for each in pairs])
+        rows = folds.repeat_interleave(counts).nonzero().flatten()
+        if len(rows):
+            folded = folded_attention(
                 x,
-                inputs.global_tokens,
-                lengths,
-                counts,
+                inputs.global_tokens[rows],
+                rows,
+                lengths.tolist(),
+                counts.where(folds, 0).tolist(),
                 *_parts(w),
                 num_heads=spec.num_heads,
                 softmax_scale=spec.scale,
                 dropout_p=dropout_p,
                 rng_state=rng_state,
             )
-    queries, keys_and_values = _project(x, inputs.global_tokens, w, spec)
+        if folded is not None and len(rows) == len(inputs.global_tokens):
+            return folded
+        # Without keys, the queries of the other sequences get 0 in what follows.
+        projected = x[(~folds).repeat_interleave(lengths)]
+        cu_seqlens = F.pad(lengths.where(~folds, 0).cumsum(0, dtype=torch.int32), (1, 0))
+    queries, keys_and_values = _project(x[inputs.global_tokens], projected, w, spec)
     keys, values = keys_and_values.unbind(1)
-    return cross_attention(
+    of_globals = cross_attention(
         queries,
         keys,
         values,
         cu_globals,
-        inputs.cu_seqlens,
+        cu_seqlens,
         min(inputs.max_seqlen, inputs.global_tokens.shape[0]),
         inputs.max_seqlen,
         softmax_scale=spec.scale,
         dropout_p=dropout_p,
         rng_state=rng_state,
     )
+    return of_globals if folded is None else of_globals.index_copy(0, rows, folded)
 
 
 def _project(
-    x: Tensor, global_tokens: Tensor, w: GlobalWeights, spec: AttentionSpec
+    of_globals: Tensor, x: Tensor, w: GlobalWeights, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """(G, num_heads, head_dim), the queries; (total_tokens, 2, num_heads, head_dim), keys and values."""
+    """The queries of the global tokens, (G, num_heads, head_dim), and the keys and values of x, (tokens, 2, num_heads,
+    head_dim)."""
     (query, *others), (query_bias, *biases) = _parts(w)
-    queries = linear(x[global_tokens], query, query_bias)
+    queries = linear(of_globals, query, query_bias)
     keys_and_values = linear(x, stack(tuple(others)), stack_biases(tuple(biases), tuple(others)))
     heads = (spec.num_heads, spec.head_dim)
     return queries.view(-1, *heads), keys_and_values.view(-1, 2, *heads)
@@ -144,12 +158,8 @@ def _parts(w: GlobalWeights) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, .
     return w.weights[0].chunk(3), (None,) * 3 if bias is None else bias.chunk(3)
 
 
-def _folding_is_cheaper(
-    shape: torch.Size, lengths: list[int], counts: list[int], spec: AttentionSpec
-) -> bool:
-    """Whether keys and values cost more FLOPs than queries and results as wide as x."""
-    tokens, hidden = shape
-    width = spec.num_heads * spec.head_dim
-    pairs = sum(length * count for length, count in zip(lengths, counts, strict=True))
-    projected = tokens * hidden * width + pairs * width
-    return pairs * spec.num_heads * hidden + sum(counts) * hidden * width < projected
+def _folding_is_cheaper(length: int, count: int, hidden: int, spec: AttentionSpec) -> bool:
+    """Whether the keys and values of a sequence cost more FLOPs than ``count`` queries and results as wide as x."""
+    width, pairs = spec.num_heads * spec.head_dim, length * count
+    projected = length * hidden * width + pairs * width
+    return pairs * spec.num_heads * hidden + count * hidden * width < projected

@@ -48,7 +48,8 @@ class Objective:
         collator: function of (tokenizer, examples, seed, **options) that returns the collator. ``examples`` are all
             examples of the data set. For an encoder-decoder it also takes ``start_id``, the decoder's first token.
         family: architecture family of a model with random weights.
-        tokenizer: the tokenizer that is trained for such a model, of ``fastenc.data.tokenizer_training.MODEL_TYPES``.
+        tokenizers: the tokenizers that can be trained for such a model, of
+            ``fastenc.data.tokenizer_training.MODEL_TYPES``; the first is the default.
         options: names of the fields of ``ObjectiveOptions`` that the collator takes. Of "replacement", it also takes
             ``unigram_counts``.
         text_length: function of (number of tokens that a sequence has room for, **options) that returns the largest
@@ -62,7 +63,7 @@ class Objective:
     packings: tuple[str, ...]
     collator: Callable[..., Collator]
     family: str = "bert"
-    tokenizer: str = "wordpiece"
+    tokenizers: tuple[str, ...] = ("wordpiece", "bpe", "unigram")
     options: tuple[str, ...] = ("probability", "replacement", "whole_word", "static")
     text_length: Callable[..., int] | None = None
     student: Callable[[MaskedLM, int], PretrainedModel] | None = None

@@ -109,7 +109,7 @@ DENOISE = Objective(
     ("doc-sentences", "full-sentences"),
     _collator,
     family="bart",
-    tokenizer="bpe",
+    tokenizers=("bpe", "wordpiece", "unigram"),
     options=(
         "permute_sentences",
         "rotation",

@@ -213,6 +213,18 @@ class Electra(PretrainedModel):
         else:
             model._share()
         model.tokenizer, model.base = discriminator.tokenizer, discriminator.base
+        # Without a folder "generator", all but the tables that it shares.
+        of_generator = generator.first_weights
+        if not inner.is_dir():
+            of_generator = frozenset(name for name, _ in generator.named_parameters())
+        model.first_weights = frozenset(
+            f"{part}.{name}"
+            for part, names in (
+                ("discriminator", discriminator.first_weights),
+                ("generator", of_generator),
+            )
+            for name in names
+        )
         return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:

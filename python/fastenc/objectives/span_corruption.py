@@ -155,7 +155,7 @@ SPAN_CORRUPTION = Objective(
     ("full-sentences", "doc-sentences"),
     _span_corruption,
     family="t5",
-    tokenizer="t5",
+    tokenizers=("t5",),
     options=("probability", "mean_span", "static"),
     text_length=_text_length,
 )
@@ -164,7 +164,7 @@ UL2 = Objective(
     ("full-sentences", "doc-sentences"),
     _ul2,
     family="t5",
-    tokenizer="t5",
+    tokenizers=("t5",),
     options=("static",),
     text_length=_text_length_of_ul2,
 )

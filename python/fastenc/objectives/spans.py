@@ -217,6 +217,7 @@ class SpanMaskedLM(MaskedLM):
     Source: Joshi et al. 2019, arXiv:1907.10529.
     """
 
+    optional_parts = ("boundary",)  # a masked LM can be trained further with this objective
     loss_ignores_padding = False
 
     def __init__(self, config: EncoderConfig):

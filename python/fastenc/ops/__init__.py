@@ -18,6 +18,7 @@ from fastenc.ops.layer_norm import layer_norm, rms_norm
 from fastenc.ops.linear_gelu import linear_gelu
 from fastenc.ops.linear_kl_divergence import linear_kl_divergence
 from fastenc.ops.linear_masked_cross_entropy import linear_masked_cross_entropy
+from fastenc.ops.linear_segment_log_sum import linear_segment_log_sum
 from fastenc.ops.linear_segment_max import linear_segment_max
 from fastenc.ops.masked_cross_entropy import masked_cross_entropy
 from fastenc.ops.mlm_corruption import mlm_corruption
@@ -43,6 +44,7 @@ __all__ = [
     "linear_gelu",
     "linear_kl_divergence",
     "linear_masked_cross_entropy",
+    "linear_segment_log_sum",
     "linear_segment_max",
     "masked_cross_entropy",
     "mlm_corruption",

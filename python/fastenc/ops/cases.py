@@ -127,7 +127,7 @@ class Case:
     Fields:
         op: the op's name in ``fastenc.ops``.
         inputs: makes the op's arguments by name. Tensors of ``draw.normal`` and ``draw.parameter`` are differentiated.
-        ours: the op. Beside the inputs it is given ``impl``, unless that is "auto".
+        ours: the op, or what a model computes with it. Beside the inputs it is given ``impl``, unless that is "auto".
         plain: called with the inputs of a usual draw; returns one tensor, of the dtype of ``result``. In float64 it is
             the truth, so it must compute in float64 if its inputs are float64. None: an op of integers.
         detail: distinguishes several cases of one op. Random calls and benchmarks take the first.
@@ -161,8 +161,9 @@ def declare_case(
     detail: str = "",
     **more: Any,
 ) -> None:
-    """Declare a case of an op, see :class:`Case`."""
-    CASES.append(Case(op.__name__, inputs, op, plain, detail, **more))
+    """Declare a case of an op, see :class:`Case`. ``more``: further fields, or another ``ours`` than the op alone."""
+    given = {"ours": op, "detail": detail, **more}
+    CASES.append(Case(op=op.__name__, inputs=inputs, plain=plain, **given))
 
 
 def first_cases() -> dict[str, Case]:

@@ -23,8 +23,9 @@ Biases = Sequence[Tensor | None]
 def folded_attention(
     x: Tensor,
     query_tokens: Tensor,
-    lengths: list[int],
-    counts: list[int],
+    rows: Tensor,
+    lengths: Sequence[int],
+    counts: Sequence[int],
     weights: Sequence[Tensor],
     biases: Biases,
     *,
@@ -38,11 +39,13 @@ def folded_attention(
     Args:
         x: (total_tokens, hidden_size).
         query_tokens: int64 (queries,), the tokens that have a query, ascending.
+        rows: int64 (queries,), the queries' rows in dropout's mask.
         lengths, counts: for each sequence its number of tokens and of queries.
         weights, biases: of queries, keys and values: (num_heads * head_dim, hidden_size) and (num_heads * head_dim,).
         rng_state: int64 (2,), seed and offset of dropout's mask, which is that of cross_attention; None: no dropout.
     Returns: (queries, num_heads, head_dim), dtype of x.
-    Numerics: fp32 arithmetic.
+    Numerics: fp32 arithmetic. A sequence's result has the same bits beside other sequences, where the products are our
+        kernels' (:func:`fastenc.ops.gemm.gemm`).
     Memory: num_heads numbers for each pair of a query and a token of its sequence.
     Differentiable: x, weights, biases.
     """
@@ -54,12 +57,11 @@ def folded_attention(
         )
         states, heads = x.to(wide), (num_heads, query.shape[0] // num_heads)
         queries = linear(states[query_tokens], query, query_bias).unflatten(1, heads)
-        folded = torch.einsum("ghd,hdi->ghi", queries, key.unflatten(0, heads))
-        shifts = None
-        if key_bias is not None:
-            shifts = torch.einsum("ghd,hd->gh", queries, key_bias.view(heads))
-        rows, streams, sums, totals = torch.arange(len(queries)), torch.arange(num_heads), [], []
-        for of_sequence, chosen in zip(states.split(lengths), rows.split(counts), strict=True):
+        folded = _products_of_heads(queries, key.unflatten(0, heads).transpose(1, 2))
+        shifts = None if key_bias is None else (queries * key_bias.view(heads)).sum(2)
+        streams, sums, totals = torch.arange(num_heads), [], []
+        places = torch.arange(len(rows)).split(list(counts))
+        for of_sequence, chosen in zip(states.split(list(lengths)), places, strict=True):
             if not len(chosen):
                 continue
             scores = linear(folded[chosen].flatten(0, 1), of_sequence)
@@ -67,12 +69,20 @@ def folded_attention(
                 scores = scores + shifts[chosen].view(-1, 1)
             p = (softmax_scale * scores).softmax(1)
             if rng_state is not None:
-                kept = (chosen[:, None], len(of_sequence), dropout_p)
+                kept = (rows[chosen, None], len(of_sequence), dropout_p)
                 p = p * dropout_scales(rng_state, streams, *kept).flatten(0, 1).to(wide)
             sums.append(linear(p, of_sequence.t()))
             totals.append(p.sum(1))
         summed = torch.cat(sums).view(folded.shape)
-        results = torch.einsum("ghi,hdi->ghd", summed, value.unflatten(0, heads))
+        results = _products_of_heads(summed, value.unflatten(0, heads))
         if value_bias is not None:
             results = results + torch.cat(totals).view(-1, num_heads, 1) * value_bias.view(heads)
     return results.to(x.dtype)
+
+
+def _products_of_heads(x: Tensor, weights: Tensor) -> Tensor:
+    """x (rows, heads, inner) and weights (heads, outer, inner) → (rows, heads, outer).
+
+    A batched product of PyTorch's would round as the number of rows decides.
+    """
+    return torch.stack([linear(rows, w) for rows, w in zip(x.unbind(1), weights, strict=True)], 1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import checks
-from fastenc.ops.cases import Draw, Size, declare_case
+from fastenc.ops.cases import Draw, Size, declare_case, widened
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import layer_norm as reference
@@ -279,4 +279,39 @@ declare_case(
     _plain_with_sum,
     "with the residual sum",
     result=torch.cat,
+)
+
+
+def _head_norm_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    x = draw.normal(size.tokens, size.heads, size.head_dim)
+    return {"x": x, "weight": draw.parameter(size.head_dim)}
+
+
+def _own_norm_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+    vectors = {name: draw.parameter(size.width) for name in ("x_bias", "weight")}
+    return {"x": draw.normal(size.tokens, size.width), **vectors}
+
+
+def _offset_rms_norm(x, x_bias, weight) -> Tensor:
+    return rms_norm(x, 1.0 + weight.float(), x_bias=x_bias)
+
+
+def _plain_offset_rms_norm(x, x_bias, weight) -> Tensor:
+    """Multiplies by 1 + weight before it rounds, as Gemma's norm does."""
+    normalised = F.rms_norm(widened(x + x_bias), weight.shape, eps=1e-6)
+    return (normalised * (1.0 + widened(weight))).to(x.dtype)
+
+
+declare_case(
+    rms_norm,
+    _head_norm_inputs,
+    lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6),
+    "of each head",
+)
+declare_case(
+    rms_norm,
+    _own_norm_inputs,
+    _plain_offset_rms_norm,
+    "of a sublayer's output, 1 + weight",
+    ours=_offset_rms_norm,
 )

@@ -45,6 +45,20 @@ def linear_segment_max(
     Source: Formal et al. 2021, arXiv:2109.10086, whose documents are such maxima.
     """
     op = "linear_segment_max"
+    hidden, weight, bias = checked(op, hidden, weight, bias, cu_seqlens)
+    limit = None if hidden.shape[1] else "the rows of hidden are empty"
+    if dispatch.choose(op, impl, hidden, cpp_limit=limit, triton_limit=limit) == "reference":
+        return reference.linear_segment_max(hidden, weight, bias, cu_seqlens)
+    given = (hidden, weight) if bias is None else (hidden, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        return _LinearSegmentMax.apply(hidden, weight, bias, cu_seqlens)
+    return torch.ops.fastenc.linear_segment_max_fwd(hidden, weight, bias, cu_seqlens)
+
+
+def checked(
+    op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(hidden, weight, bias) after the checks, in one dtype: under autocast they are cast."""
     if hidden.dim() != 2 or not hidden.is_floating_point():
         raise ValueError(
             f"{op}: hidden must be floating point of shape (total_tokens, width), "
@@ -61,13 +75,7 @@ def linear_segment_max(
             raise ValueError(
                 f"{op}: {name} must have hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of them"
             )
-    limit = None if hidden.shape[1] else "the rows of hidden are empty"
-    if dispatch.choose(op, impl, hidden, cpp_limit=limit, triton_limit=limit) == "reference":
-        return reference.linear_segment_max(hidden, weight, bias, cu_seqlens)
-    given = (hidden, weight) if bias is None else (hidden, weight, bias)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        return _LinearSegmentMax.apply(hidden, weight, bias, cu_seqlens)
-    return torch.ops.fastenc.linear_segment_max_fwd(hidden, weight, bias, cu_seqlens)
+    return hidden, weight, bias
 
 
 class _LinearSegmentMax(torch.autograd.Function):
@@ -122,7 +130,7 @@ define(
 )
 
 
-def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
+def case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
     return {
         "hidden": draw.normal(size.tokens, size.width),
         "weight": draw.normal(size.vocabulary, size.width, scale=size.width**-0.5),
@@ -138,4 +146,4 @@ def _plain(hidden: Tensor, weight: Tensor, bias: Tensor, cu_seqlens: Tensor) -> 
     return torch.stack([p.max(0).values if len(p) else zeros for p in parts]).to(hidden.dtype)
 
 
-declare_case(linear_segment_max, _case_inputs, _plain, result=lambda result: result[0])
+declare_case(linear_segment_max, case_inputs, _plain, result=lambda result: result[0])

@@ -14,6 +14,7 @@ from fastenc.tasks.reranker import Reranker
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import FoundEntity, SpanNer
+from fastenc.tasks.sparse_embedding import SparseEmbedding
 from fastenc.tasks.tagging import Tagging, TokenClassification
 from fastenc.tasks.word_sense import SensePrediction, WordSense
 
@@ -28,6 +29,7 @@ __all__ = [
     "SequenceClassification",
     "SequenceToSequence",
     "SpanNer",
+    "SparseEmbedding",
     "Tagging",
     "Task",
     "TokenClassification",

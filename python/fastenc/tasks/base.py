@@ -123,6 +123,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     def collate(self, examples: Sequence[Example]) -> ModelArguments:
         """The model's arguments: ``batch`` (a PackedBatch) and, for labelled examples, ``labels``."""
 
+    def collate_step(self, examples: Sequence[Example], step: int) -> ModelArguments:
+        """:meth:`collate` for a training batch; ``step`` counts them. For what changes in the course of a training."""
+        return self.collate(examples)
+
     @abstractmethod
     def decode(
         self, model: Model, data: Data, examples: Sequence[Example], logits: list[Tensor]
@@ -252,7 +256,14 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     ) -> tuple[list[Tensor], float]:
         """(what :meth:`decode` reads of each example, mean loss): by default the logits, see :func:`run`."""
         return run(
-            model, examples, self.collate, self.logits_of, batch_size, show_progress, fill=fill
+            model,
+            examples,
+            self.collate,
+            self.logits_of,
+            batch_size,
+            show_progress,
+            fill=fill,
+            keep=self.keep,
         )
 
     def calibrate(
@@ -292,6 +303,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """
         return arguments["batch"].cu_seqlens.diff().tolist() if self.per_token else None
 
+    def keep(self, logits: Tensor) -> Tensor:
+        """What evaluation and prediction keep of a batch's logits until :meth:`decode` reads them."""
+        return logits.float()
+
     def room(self, model: Model) -> int:
         """Largest number of tokens of a sequence, special tokens included."""
         positions = model.positions
@@ -315,6 +330,7 @@ def run(
     batch_size: int = 32,
     show_progress: bool | None = False,
     fill: Fill | None = None,
+    keep: Callable[[Tensor], Tensor] = Tensor.float,
 ) -> tuple[list[Tensor], float]:
     """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
 
@@ -323,6 +339,7 @@ def run(
         logits_of: as :meth:`Task.logits_of`.
         fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
             (:meth:`fastenc.adapt.FeatureCache.fill`).
+        keep: as :meth:`Task.keep`.
     Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
         (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
         labels.
@@ -342,7 +359,7 @@ def run(
             if output.loss is not None:
                 labelled = labelled_items(arguments["labels"])
                 total, items = total + output.loss * labelled, items + labelled
-            outputs.append((chosen, counts, output.logits.float()))
+            outputs.append((chosen, counts, keep(output.logits)))
     # Copied to the CPU at the end, so that the host does not wait for the device between batches.
     for chosen, counts, logits in outputs:
         logits = logits.cpu()

@@ -1,7 +1,7 @@
 """Metrics of the tasks, mostly by scikit-learn, scipy, seqeval, rouge-score and sacrebleu."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 
 import torch
@@ -174,39 +174,73 @@ def _lies_inside(entity: Span, other: Span) -> bool:
 def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict[str, float]:
     """The rank of each text's partner by cosine similarity: mrr (the mean of 1 / rank) and recall@1.
 
+    Args:
+        texts: (text, partner) or (text, partner, hard negative) of each pair.
+        vectors: (pairs, 2 or 3, hidden_size).
+    """
+    unit = F.normalize(vectors.float(), dim=2)
+    flat = unit.flatten(0, 1)
+    ranks = partner_ranks(texts, lambda chosen, others: flat[chosen] @ flat[others].T)
+    return {
+        "mrr": float((1 / ranks).mean()),
+        "recall@1": float((ranks == 1).double().mean()),
+    }
+
+
+def sparse_retrieval_metrics(texts: Sequence[tuple[str, ...]], weights: Tensor) -> dict[str, float]:
+    """The rank of each text's partner by dot product: ndcg@10, mrr@10 and recall@1, with one relevant text each.
+
+    Args:
+        texts: as in :func:`retrieval_metrics`.
+        weights: sparse (pairs * texts of a pair, vocabulary).
+    """
+
+    def products(chosen: Tensor, others: Tensor) -> Tensor:
+        dense = weights.index_select(0, chosen).to_dense()
+        return torch.sparse.mm(weights.index_select(0, others), dense.T).T
+
+    ranks = partner_ranks(texts, products)
+    among_ten = ranks <= 10
+    return {
+        "ndcg@10": float((among_ten / (1 + ranks).log2()).mean()),
+        "mrr@10": float((among_ten / ranks).mean()),
+        "recall@1": float((ranks == 1).double().mean()),
+    }
+
+
+def partner_ranks(
+    texts: Sequence[tuple[str, ...]], similarities: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The rank of each text's partner among the candidates, float64 (pairs,); 1 is the first.
+
     The candidates are all different partners and hard negatives, except the text itself and its other partners.
     Candidates with the same similarity as the partner rank before it.
 
     Args:
         texts: (text, partner) or (text, partner, hard negative) of each pair.
-        vectors: (pairs, 2 or 3, hidden_size).
+        similarities: function of the numbers of texts and of candidates that returns (texts, candidates). Texts are
+            numbered pair after pair.
     """
     indices: dict[str, int] = {}
-    first: list[tuple[int, int]] = []
+    numbers: list[int] = []
     partners: dict[str, set[int]] = {}
+    width = len(texts[0]) if texts else 2
     for row, (text, *others) in enumerate(texts):
         for column, other in enumerate(others, start=1):
             if other not in indices:
-                indices[other] = len(first)
-                first.append((row, column))
+                indices[other] = len(numbers)
+                numbers.append(row * width + column)
         partners.setdefault(text, set()).add(indices[others[0]])
     for text, excluded in partners.items():
         excluded |= {indices[text]} if text in indices else set()
-    unit = F.normalize(vectors.float(), dim=2)
-    candidates = torch.stack([unit[row, column] for row, column in first])
-    ranks = []
+    candidates = torch.tensor(numbers, dtype=torch.long)
+    ranks = [torch.empty(0, dtype=torch.long)]
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         queries = texts[start : start + TEXTS_AT_ONCE]
-        similarities = unit[start : start + TEXTS_AT_ONCE, 0] @ candidates.T
+        values = similarities(torch.arange(start, start + len(queries)) * width, candidates)
         right = torch.tensor([indices[partner] for _, partner, *_ in queries])[:, None]
-        of_partner = similarities.gather(1, right)
+        of_partner = values.gather(1, right)
         for row, (text, *_) in enumerate(queries):
-            similarities[row, list(partners[text])] = float("-inf")
-        ranks.append(
-            1 + (~(similarities < of_partner)).sum(1)
-        )  # ~(a < b) also counts NaN as better
-    all_ranks = torch.cat(ranks).double()
-    return {
-        "mrr": float((1 / all_ranks).mean()),
-        "recall@1": float((all_ranks == 1).double().mean()),
-    }
+            values[row, list(partners[text])] = float("-inf")
+        ranks.append(1 + (~(values < of_partner)).sum(1))  # ~(a < b) also counts NaN as better
+    return torch.cat(ranks).double()

@@ -14,6 +14,7 @@ from fastenc.tasks.question_answering import QuestionAnswering
 from fastenc.tasks.sentence_embedding import SentenceEmbedding
 from fastenc.tasks.sequence_to_sequence import SequenceToSequence
 from fastenc.tasks.span_ner import SpanNer
+from fastenc.tasks.sparse_embedding import SparseEmbedding
 from fastenc.tasks.tagging import TokenClassification
 from fastenc.tasks.word_sense import WordSense
 
@@ -25,6 +26,7 @@ TASKS: dict[str, type[Task]] = {
         SpanNer,
         QuestionAnswering,
         SentenceEmbedding,
+        SparseEmbedding,
         WordSense,
         SequenceToSequence,
     )

@@ -81,7 +81,7 @@ def task_trainer(
                 fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
 
     def collate(indices: Sequence[int], step: int) -> ModelArguments:
-        arguments = task.collate([examples[i] for i in indices])
+        arguments = task.collate_step([examples[i] for i in indices], step)
         if fills["train"] is not None:
             arguments["batch"] = fills["train"](arguments["batch"], indices)
         return arguments

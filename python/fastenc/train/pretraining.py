@@ -1,6 +1,7 @@
 """The trainer of pretraining, for any objective."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
@@ -234,6 +235,11 @@ class NewModel:
         f"How generator and discriminator share embeddings: {SHARED} or {DISENTANGLED} (DeBERTa-v3). "
         f"Default: {SHARED}.",
     )
+    mask_decoder: bool | None = option(
+        None,
+        "For mlm: predict through DeBERTa's enhanced mask decoder. With --from too; the checkpoint must have its "
+        "position embeddings. Default: as the checkpoint says, and not in a new model.",
+    )
     dropout: float = option(0.1, "Dropout probability of a new model, also in attention.")
     norm_eps: float | None = option(
         None, "Epsilon of a new model's norms. Default: the family's, such as 1e-12 for BERT."
@@ -263,11 +269,23 @@ class NewModel:
         most = max(1, self.hidden // HEAD_WIDTH)
         return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
 
+    def check(self, objective: Objective) -> None:
+        """Raises: ValueError for a family or a tokenizer that the objective's model cannot have."""
+        if self.family not in (None, *(known := families_of(objective))):
+            raise ValueError(
+                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
+            )
+        if self.tokenizer in MODEL_TYPES and self.tokenizer not in objective.tokenizers:
+            raise ValueError(
+                f"tokenizer must be one of {', '.join(objective.tokenizers)}, or a folder, for this objective, which "
+                f"needs special tokens that others lack, got {self.tokenizer}: leave it out"
+            )
+
     def make_tokenizer(
         self, documents: Sequence[str], objective: Objective = OBJECTIVES["mlm"]
     ) -> TokenizerLike:
         """The tokenizer of a folder, or one that is trained on the documents. Every process gets the same."""
-        tokenizer = self.tokenizer or objective.tokenizer
+        tokenizer = self.tokenizer or objective.tokenizers[0]
         if tokenizer not in MODEL_TYPES:
             return load_tokenizer(tokenizer)
         # Only the main process trains it, because Unigram's training is not deterministic.
@@ -304,13 +322,10 @@ class NewModel:
         Args:
             pad_token_id: id of the padding token.
             positions: number of position embeddings.
-        Raises: ValueError for a family that the objective's model cannot have, and for ``embedding_size`` or an option
-            of the generator with a model that does not have it.
+        Raises: ValueError for a family that the objective's model cannot have, and for ``embedding_size``,
+            ``mask_decoder`` or an option of the generator with a model that does not have it.
         """
-        if self.family not in (None, *(known := families_of(objective))):
-            raise ValueError(
-                f"family must be one of {', '.join(known)} for this objective, got {self.family}"
-            )
+        self.check(objective)
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
@@ -318,12 +333,15 @@ class NewModel:
                 "family: leave it out"
             )
         names = ("generator_size", "generator_layers", "embedding_sharing")
-        options = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        options: dict[str, Any] = {
+            n: getattr(self, n) for n in names if getattr(self, n) is not None
+        }
         if options and objective is not OBJECTIVES["electra"]:
             name, value = next(iter(options.items()))
             raise ValueError(
                 f"{name} is an option of the objective electra, got {value} for another one: leave it out"
             )
+        options |= self.mask_decoder_option(objective)
         new = family.new_config
         config = EncoderConfig(
             vocab_size=vocab_size,
@@ -347,6 +365,19 @@ class NewModel:
             extra=family.new_extra(positions),
         )
         return objective.model(config, **options)
+
+    def mask_decoder_option(self, objective: Objective) -> dict[str, bool]:
+        """The argument of the objective's model, if ``mask_decoder`` is given.
+
+        Raises: ValueError for another objective than mlm.
+        """
+        if self.mask_decoder is None:
+            return {}
+        if objective is not OBJECTIVES["mlm"]:
+            raise ValueError(
+                f"mask_decoder is an option of the objective mlm, got {self.mask_decoder} for another one: leave it out"
+            )
+        return {"mask_decoder": self.mask_decoder}
 
 
 def objective_trainer(
@@ -374,6 +405,7 @@ def objective_trainer(
         config: settings of the training; if it has no learning rate, that of :class:`PretrainConfig` is used.
         dev: held-out documents; None: one in twenty documents of ``train``, or the store's held-out examples.
         settings, origin, show_progress: as in :class:`Trainer`.
+    Warns: UserWarning if the checkpoint that the model was loaded from lacks weights of the objective's head.
     Raises: ValueError if ``block_size`` is above the model's number of positions, if the model has no tokenizer, or if
         there are too few data to hold some out.
     """
@@ -390,11 +422,22 @@ def objective_trainer(
             f"block_size must be at most {model.config.max_positions}, the model's number of positions, got "
             f"{options.block_size}: give less"
         )
+    if model.first_weights:
+        first, *others = sorted(model.first_weights)
+        warnings.warn(
+            f"{model.base} lacks {first}{f' and {len(others)} more weights' if others else ''} of the objective "
+            f"{options.objective}: their training begins with random values",
+            stacklevel=2,
+        )
     config = (
         config
         if config.learning_rate
         else replace(config, learning_rate=PretrainConfig.learning_rate)
     )
+    start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
+    if options.definition.has_decoder:
+        # A tokenizer without the tokens that the objective needs is refused before the texts are packed.
+        options.collator(tokenizer, [], config.seed, start_id=start_id)
     counts, groups = None, None
     examples: Sequence[Any]
     held_out: Sequence[Any]
@@ -421,7 +464,6 @@ def objective_trainer(
         texts = tokens_checksum(map(token_ids, examples))
         if options.replacement == "unigram":
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
-    start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
     held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
     return Trainer(
         model,

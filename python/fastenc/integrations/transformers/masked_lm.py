@@ -23,7 +23,12 @@ from fastenc.integrations.transformers.live_model import (
 from fastenc.models.architectures import Architecture
 from fastenc.models.architectures.base import HeadSpec
 from fastenc.nn.layer import activate_plain
-from fastenc.ops import layer_norm, linear_masked_cross_entropy, masked_cross_entropy
+from fastenc.ops import (
+    layer_norm,
+    linear_masked_cross_entropy,
+    linear_segment_max,
+    masked_cross_entropy,
+)
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
@@ -104,8 +109,10 @@ def forward(
     arguments: dict,
     metadata: BatchMetadata | None,
     labelled_logits_only: bool,
+    maxima_only: bool = False,
 ):
-    """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss."""
+    """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss; with
+    ``maxima_only`` and no labels, each sequence's largest logits (batch, 1, vocabulary)."""
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
@@ -127,6 +134,10 @@ def forward(
             transformed, weight, bias, targets, max_labels=max_labels
         )
         loss = _nan_without_labels(loss, targets)
+    elif targets is None and maxima_only:
+        transformed = _transform(model, live, hidden)
+        maxima, _ = linear_segment_max(transformed, weight, bias, packed.batch.cu_seqlens)
+        logits = maxima.unsqueeze(1)
     else:
         logits = linear(_transform(model, live, hidden), weight, bias)
         if targets is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc._base.extras import require
-from fastenc.integrations.transformers import base_model, encoder_decoder, masked_lm
+from fastenc.integrations.transformers import base_model, encoder_decoder, masked_lm, splade
 from fastenc.integrations.transformers.batch_metadata import (
     KEY,
     BatchMetadata,
@@ -85,7 +85,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     a head (MaskedLM, SequenceClassification, TokenClassification, QuestionAnswering and others that call the base
     model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
     Of T5, mT5, umT5, BART and mBART it takes the whole model too: with labels, encoder, decoder and loss run on packed
-    tokens; with a cache, as in ``generate``, the decoder takes its own forward.
+    tokens; with a cache, as in ``generate``, the decoder takes its own forward. A SparseEncoder of
+    sentence-transformers with max pooling computes each text's maxima without the logits of its tokens.
     Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
     ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.
 
@@ -136,6 +137,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
         state = _install(top, _masked_lm_forward)
         state.labelled_logits_only = labelled_logits_only
         state.head = state.head or masked_lm.LiveHead(top, encoder.__dict__[STATE].encoder)
+        splade.install(model)
     elif top is not encoder:
         _install(top, _task_forward)
     return model
@@ -164,6 +166,7 @@ def _patch_encoder_decoder(top: "PreTrainedModel", labelled_logits_only: bool) -
 def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
     top = _pretrained(model)
+    splade.uninstall(model)
     is_whole = encoder_decoder.architecture_of(top) is not None
     patched = (top, *(encoder_decoder.stacks_of(top) if is_whole else (_encoder_of(top),)))
     for module in {id(m): m for m in patched}.values():
@@ -396,9 +399,9 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
         _, reading = _read(encoder, live, inner, metadata)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
         if reading is not None and reason is None:
-            only_labelled = state.labelled_logits_only
+            only_labelled, maxima = state.labelled_logits_only, splade.is_pooled(model)
             return masked_lm.forward(
-                model, encoder, live, reading, arguments, metadata, only_labelled
+                model, encoder, live, reading, arguments, metadata, only_labelled, maxima
             )
         if reason is not None:
             _warn_once(model, state, reason)

@@ -201,8 +201,8 @@ def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str =
     Args:
         model: an encoder or a model with an encoder.
         name: the adaptation's name; a model can have several.
-    Raises: ValueError for a name that exists or is not an identifier, a prefix that leaves no position, a method that
-        the architecture does not support, or while an adaptation is merged.
+    Raises: ValueError for an encoder-decoder, a name that exists or is not an identifier, a prefix that leaves no
+        position, a method that the architecture does not support, or while an adaptation is merged.
     """
     check_new(model, adaptation, name)
     add_modules(model, adaptation, new_modules(encoder_of(model), adaptation), name)
@@ -210,6 +210,11 @@ def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str =
 
 def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> None:
     """Raise ValueError if :func:`add_adaptation` would."""
+    if hasattr(model, "decoder"):
+        raise ValueError(
+            f"an adaptation is added to an encoder, got a {type(model).__name__}, which has a decoder too: train "
+            "transformers' model with the PEFT library's LoRA after fastenc.patch, which keeps it fused"
+        )
     encoder = encoder_of(model)
     if name in encoder.adapted.descriptions:
         raise ValueError(f"the model has an adaptation {name!r} already: give another name")

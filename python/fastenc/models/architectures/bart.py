@@ -95,6 +95,9 @@ class Bart(Architecture):
         cross = (of_attention, p) if config.is_decoder else (0.0, 0.0)
         return LayerDropout(of_attention, p, inner, p, 0.0, *cross)
 
+    def initial_zero_row(self, config, name: str) -> int | None:
+        return config.pad_token_id if name.endswith("embeddings.word") else None
+
     def embedding_scale(self, config) -> float:
         return math.sqrt(config.hidden_size) if config.extra.get("scale_embedding") else 1.0
 

@@ -408,6 +408,10 @@ class Architecture:
         """
         return (config.initializer_range,)
 
+    def initial_zero_row(self, config: EncoderConfig, name: str) -> int | None:
+        """The row of an embedding table that begins as 0, or None; ``name`` as in :meth:`initial_stds`."""
+        return None
+
     def initial_norm(self, config: EncoderConfig) -> float:
         """The initial weight of a norm."""
         return 1.0

@@ -84,15 +84,7 @@ def encode(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     single = isinstance(texts, str)
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
-        if (character := lone_surrogate(text)) is not None:
-            raise ValueError(
-                f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
-                f"{text[character]!r}, at character {character} of text {index}: remove it"
-            )
+    listed = checked_texts(texts)
     check_texts(precision, len(listed))
     ids = tokenize([prompt + text for text in listed], encoder.tokenizer, encoder.max_tokens)
     batches = length_sorted_batches([len(each) for each in ids], batch_size)
@@ -122,6 +114,20 @@ def encode(
         result = quantize_vectors(result, precision)
     result = result[0] if single else result
     return result.cpu().numpy() if convert_to_numpy else result
+
+
+def checked_texts(texts: str | Sequence[str]) -> list[str]:
+    """The texts as a list. Raises: ValueError for what is not a text, or cannot be written as UTF-8."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
+        if (character := lone_surrogate(text)) is not None:
+            raise ValueError(
+                f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
+                f"{text[character]!r}, at character {character} of text {index}: remove it"
+            )
+    return listed
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -96,7 +96,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     """
     if not (folder / MODULES).exists():
         return None
-    modules = _steps(folder / MODULES)
+    modules = steps_in(folder / MODULES)
     module_types = [module_type for module_type, _ in modules]
     layers = module_types[1:2] == ["WeightedLayerPooling"]
     after = module_types[2 if layers else 1 :]
@@ -110,13 +110,13 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
             f"standardization), and optionally Normalize, got {', '.join(module_types)}: use "
             "sentence-transformers for other steps"
         )
-    values = _json(where["Pooling"] / "config.json")
+    values = json_in(where["Pooling"] / "config.json")
     pooling = _pooling(values)
     if layers and not config.layer_mix:
         file = where["WeightedLayerPooling"]
         equal = _equal_weights(file, config.num_layers)
         pooling = "last-four" if pooling == "mean" and equal else None
-    main = _json(folder / MAIN) if (folder / MAIN).exists() else {}
+    main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
     check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
     prompt = main.get("default_prompt_name")
     if pooling is None or prompt:
@@ -132,7 +132,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     return SentenceSettings(
         pooling,
         "Normalize" in module_types,
-        _max_length(folder),
+        max_length_in(folder),
         standardization,
         main.get("prompts") or {},
         values.get("include_prompt", True) is not False,
@@ -184,10 +184,10 @@ def write_settings(
             for position, (path, step) in enumerate(zip(paths, steps, strict=True))
         ],
     }.items():
-        _write_json(folder / name, values)
+        write_json(folder / name, values)
 
 
-def _steps(path: Path) -> list[tuple[str, str]]:
+def steps_in(path: Path) -> list[tuple[str, str]]:
     """(name of the class, folder) of each step in a modules.json. Raises: ValueError for another content."""
     steps = read_any_json(path)
     try:
@@ -213,10 +213,10 @@ def _pooling(values: JsonObject) -> str | None:
     return modes[0] if modes in [[name] for name in FLAGS] else None
 
 
-def _max_length(folder: Path) -> int | None:
+def max_length_in(folder: Path) -> int | None:
     """The largest number of tokens of a text; newer sentence-transformers have it in the tokenizer's file."""
     for name, key in ((TEXT, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        values = _json(folder / name) if (folder / name).exists() else {}
+        values = json_in(folder / name) if (folder / name).exists() else {}
         check(values, {key: NOT_NEGATIVE.or_none()}, f"{folder / name}: ")
         if values.get(key):
             return int(values[key])
@@ -228,7 +228,7 @@ def _equal_weights(folder: Path, num_layers: int) -> bool:
     weights = read_tensor_file(folder / "model.safetensors").get(LAYER_WEIGHTS)
     if weights is None or weights.shape != (LAST_LAYERS,):
         return False
-    start = _json(folder / "config.json").get("layer_start")
+    start = json_in(folder / "config.json").get("layer_start")
     return start == num_layers + 1 - LAST_LAYERS and bool((weights == weights[0]).all())
 
 
@@ -239,12 +239,12 @@ def _write_layers(folder: Path, config: EncoderConfig, weights: Tensor) -> None:
         "layer_start": config.num_layers + 1 - len(weights),  # the embeddings' output is number 0
         "num_hidden_layers": config.num_layers,
     }
-    _write_json(folder / "config.json", values)
+    write_json(folder / "config.json", values)
     tensors = {LAYER_WEIGHTS: weights.float()}
     write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_in(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises: ValueError for a missing or malformed file."""
     try:
         return read_json(path)
@@ -252,7 +252,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read ({error}): write the folder again") from error
 
 
-def _write_json(path: Path, values: object) -> None:
+def write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, indent=2) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

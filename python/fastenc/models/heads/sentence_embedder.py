@@ -12,6 +12,7 @@ from torch import Tensor
 from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import MODULES, SentenceSettings, read_settings
+from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.similarity_losses import cosent_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
@@ -131,7 +132,7 @@ class SentenceEmbedder(PretrainedModel):
 
     @classmethod
     def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
-        return (folder / MODULES).exists()
+        return (folder / MODULES).exists() and not is_splade(folder)
 
     def read_beside(self, folder: Path) -> None:
         self._take(read_settings(folder, self.config) or SentenceSettings())

@@ -13,7 +13,7 @@ from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc.models import checkpoint
 from fastenc.models.checkpoint import read_json
-from fastenc.models.config import EncoderConfig
+from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.decoder import Decoder
 from fastenc.models.embedding.encode import tokenize
 from fastenc.models.encoder import Encoder
@@ -243,7 +243,11 @@ class Seq2Seq(PretrainedModel):
     def check_task(cls, folder: Path, hf_config: JsonObject) -> None:
         super().check_task(folder, hf_config)
         # Raises ValueError for a family without decoders.
-        EncoderConfig.from_hf(hf_config).decoder()
+        if EncoderConfig.from_hf(hf_config).decoder().layer_mix:
+            raise ValueError(
+                f"config.json: {LAYER_MIX} must not be set for an encoder-decoder, whose decoder reads the encoder's "
+                "last layer: leave it out"
+            )
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         architecture, table = self.config.architecture, dict[str, tuple[str, ...]]()

@@ -1,4 +1,4 @@
-"""Losses over the cosine similarities of texts' vectors."""
+"""Losses over the similarities of texts' vectors."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,7 +10,12 @@ from fastenc.ops import dispatch, masked_cross_entropy
 
 
 def ranking_loss(
-    vectors: Tensor, text_ids: Tensor, *, scale: float = 20.0, symmetric: bool = False
+    vectors: Tensor,
+    text_ids: Tensor,
+    *,
+    scale: float = 20.0,
+    symmetric: bool = False,
+    normalize: bool = True,
 ) -> Tensor:
     """Multiple-negatives ranking loss: a cross-entropy that selects each text's partner among the batch's candidates.
 
@@ -22,8 +27,9 @@ def ranking_loss(
     Args:
         vectors: (pairs, 2, hidden_size), texts and partners, or (pairs, 3, hidden_size) with hard negatives.
         text_ids: int64 (pairs, 2 or 3), equal numbers for equal texts.
-        scale: factor of the cosine similarities.
+        scale: factor of the similarities.
         symmetric: also select each partner's text among the texts; the loss is the mean of both directions.
+        normalize: False: dot products in place of cosines.
     Returns: float32 scalar, the mean over pairs.
     Raises: ValueError for other shapes.
     Source: Henderson et al. 2017, arXiv:1705.00652; hard negatives as in Gao et al. 2021, arXiv:2104.08821; both
@@ -43,7 +49,7 @@ def ranking_loss(
     itself = row[:, None] == torch.arange(len(candidates), device=row.device)
     # Half precision would round away the small differences between similar texts.
     with _without_autocast(vectors.device.type):
-        unit = F.normalize(vectors.float(), dim=2)
+        unit = F.normalize(vectors.float(), dim=2) if normalize else vectors.float()
         scores = scale * unit[:, 0] @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T
     scores = scores.masked_fill((left_out | same) & ~itself, float("-inf"))
     loss = masked_cross_entropy(scores, row)
@@ -67,6 +73,19 @@ def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) ->
     differences = scaled[None, :] - scaled[:, None]
     counted = differences.masked_fill(scores[:, None] <= scores[None, :], float("-inf"))
     return torch.cat([scaled.new_zeros(1), counted.flatten()]).logsumexp(0)
+
+
+def flops_loss(weights: Tensor) -> Tensor:
+    """FLOPS regulariser: how many products a search in an inverted index takes, made smooth.
+
+        loss = sum_v (mean_i weights[i, v])^2
+
+    Args:
+        weights: (texts, vocabulary), at least 0.
+    Returns: float32 scalar.
+    Source: Paria et al. 2020, arXiv:2004.05665.
+    """
+    return weights.float().mean(0).square().sum()
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager:

@@ -184,7 +184,13 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     few_rows = _has_few_rows(x)
-    separate = inputs.cache is not None or inputs.global_tokens is not None or plan_of(inputs, a)
+    separate = (
+        inputs.cache is not None
+        or inputs.global_tokens is not None
+        or plan_of(inputs, a) is not None
+        # A sequence without global tokens rounds as beside one that has some.
+        or (a.global_attention and _reads_pairs(w))
+    )
     in_one_op = not (a.position_terms or a.interleaved or separate)
     shared = few_rows or _shares_sequences(x, inputs.max_seqlen)
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.

@@ -1,0 +1,116 @@
+"""Sums of log(1 + ReLU) of a linear layer's outputs over each sequence, in blocks of the vocabulary."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.ops import dispatch
+from fastenc.ops.cases import declare_case, sequences, widened
+from fastenc.ops.gemm import gemm
+from fastenc.ops.linear_segment_max import case_inputs, checked
+from fastenc.ops.segment_pool import segment_pool
+from fastenc.reference import linear_segment_log_sum as reference
+
+dispatch.declare("linear_segment_log_sum")
+
+
+def linear_segment_log_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    max_logits_bytes: int = 2**25,
+) -> Tensor:
+    """Sums of log(1 + ReLU(hidden @ weight.T + bias)) over the tokens of each sequence.
+
+        values[s, v] = sum_t log(1 + max(0, hidden[t] . weight[v] + bias[v])),   t over sequence s
+
+    The outputs exist for one block of the vocabulary at a time; the backward computes them again. Inside torch.compile
+    the plain formula is used, on the whole vocabulary at once.
+
+    Args:
+        hidden: (total_tokens, width), floating point.
+        weight: (vocabulary, width), hidden's dtype; may be the tied embedding matrix.
+        bias: (vocabulary,), hidden's dtype, or None.
+        cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
+        max_logits_bytes: largest size in bytes of the float32 outputs of a block. A block has at least one entry.
+    Returns: (batch, vocabulary), hidden's dtype; 0 for an empty sequence.
+    Raises: ValueError stating rule, received value, remedy.
+    Numerics: outputs in hidden's dtype, logarithms and sums in fp32. Under autocast, all three are cast first.
+        Deterministic: yes. Differentiable: hidden, weight, bias.
+    Source: Formal et al. 2021, arXiv:2107.05720.
+    """
+    op = "linear_segment_log_sum"
+    if max_logits_bytes <= 0:
+        raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
+    given = checked(op, hidden, weight, bias, cu_seqlens)
+    if torch.compiler.is_compiling():
+        return reference.linear_segment_log_sum(*given, cu_seqlens)
+    return _LinearSegmentLogSum.apply(*given, cu_seqlens, max_logits_bytes)
+
+
+def _blocks(hidden: Tensor, weight: Tensor, limit: int) -> Iterator[slice]:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    entries = max(1, limit // max(1, hidden.shape[0] * wide.itemsize))
+    for start in range(0, weight.shape[0], entries):
+        yield slice(start, start + entries)
+
+
+def _activated(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -> Tensor:
+    """ReLU of a block's outputs, float32 or wider."""
+    logits = gemm(hidden, weight[block].t(), None if bias is None else bias[block])
+    return widened(logits).relu_()
+
+
+class _LinearSegmentLogSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, cu_seqlens, limit):
+        ctx.save_for_backward(hidden, weight, bias, cu_seqlens)
+        ctx.limit = limit
+        values = hidden.new_zeros((cu_seqlens.shape[0] - 1, weight.shape[0]))
+        lengths = cu_seqlens.diff()[:, None]
+        for block in _blocks(hidden, weight, limit):
+            logarithms = _activated(hidden, weight, bias, block).log1p_()
+            values[:, block] = segment_pool(logarithms, cu_seqlens, "mean") * lengths
+        return values
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dvalues):
+        hidden, weight, bias, cu_seqlens = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        dhidden = hidden.new_zeros(hidden.shape, dtype=wide) if needs_hidden else None
+        dweight = torch.zeros_like(weight) if needs_weight else None
+        dbias = torch.zeros_like(bias) if needs_bias else None
+        sequence = torch.repeat_interleave(
+            torch.arange(len(dvalues), device=hidden.device),
+            cu_seqlens.diff(),
+            output_size=hidden.shape[0],
+        )
+        for block in _blocks(hidden, weight, ctx.limit):
+            active = _activated(hidden, weight, bias, block)
+            # d log(1 + relu(u)) / du = [u > 0] / (1 + u); a NaN stays.
+            slope = active.ne(0).to(wide).div_(active.add_(1))
+            dlogits = slope.mul_(dvalues[:, block].to(wide).index_select(0, sequence))
+            narrow = dlogits.to(hidden.dtype)
+            if needs_hidden:
+                dhidden += gemm(narrow, weight[block])
+            if needs_weight:
+                dweight[block] = gemm(narrow.t(), hidden)
+            if needs_bias:
+                dbias[block] = dlogits.sum(0).to(bias.dtype)
+        return None if dhidden is None else dhidden.to(hidden.dtype), dweight, dbias, None, None
+
+
+def _plain(hidden: Tensor, weight: Tensor, bias: Tensor, cu_seqlens: Tensor) -> Tensor:
+    logarithms = widened(F.linear(hidden, weight, bias)).relu().log1p()
+    return torch.stack([part.sum(0) for part in sequences(logarithms, cu_seqlens)]).to(hidden.dtype)
+
+
+declare_case(
+    linear_segment_log_sum, case_inputs, _plain, reference=reference.linear_segment_log_sum
+)

@@ -1,0 +1,85 @@
+"""Sparse embeddings: metrics, warm-up, and the task from files to files."""
+
+import json
+import math
+
+import pytest
+import torch
+from sklearn.metrics import ndcg_score
+
+from fastenc.data import train_tokenizer
+from fastenc.models import EncoderConfig, SentenceEmbedder, SparseEncoder
+from fastenc.models.heads.similarity_losses import flops_loss
+from fastenc.tasks import SparseEmbedding, task_of
+from fastenc.tasks.metrics import sparse_retrieval_metrics
+from tests.helpers.commands import failure, run
+
+WORDS = [f"word{letter}" for letter in "abcdefghijklmnop"]
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A folder with a small masked-LM model."""
+    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
+    tokenizer = train_tokenizer(WORDS * 3, vocab_size=80)
+    config = EncoderConfig(vocab_size=tokenizer.get_vocab_size(), max_positions=32, **sizes)
+    model = SparseEncoder(config)
+    model.tokenizer = tokenizer
+    model.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "modules.json").unlink()  # a masked-LM model
+    return tmp_path / "base"
+
+
+def test_metrics_are_those_of_ranks():
+    texts = [(f"q{i}", f"d{i}") for i in range(12)]
+    weights = torch.rand(24, 9).sub(0.4).relu()
+    scores = weights[::2] @ weights[1::2].T
+    relevant = torch.eye(12)
+    metrics = sparse_retrieval_metrics(texts, weights.to_sparse())
+    assert metrics["ndcg@10"] == pytest.approx(ndcg_score(relevant, scores, k=10), abs=1e-6)
+    ranks = (scores >= scores.diag()[:, None]).sum(1)
+    assert metrics["recall@1"] == pytest.approx(float((ranks == 1).float().mean()))
+    mrr = sum(1 / rank for rank in ranks.tolist() if rank <= 10) / 12
+    assert metrics["mrr@10"] == pytest.approx(mrr)
+
+
+def test_the_regularisers_grow_with_the_square_of_the_steps(base):
+    model = SparseEncoder.from_pretrained(base, query_flops=2.0, document_flops=3.0)
+    task = SparseEmbedding(flops_warmup=4)
+    data = task.data_of([(WORDS[0], WORDS[1]), (WORDS[2], WORDS[3])])
+    examples = task.encode(data, model)
+    losses = [float(model(**task.collate_step(examples, step)).loss.detach()) for step in range(6)]
+    weights = model(**task.collate(examples)).logits.detach()
+    whole = float(2 * flops_loss(weights[:, 0]) + 3 * flops_loss(weights[:, 1]))
+    for step, loss in enumerate(losses):
+        share = min(1, step / 4) ** 2
+        assert math.isclose(loss - losses[0], share * whole, rel_tol=1e-4, abs_tol=1e-5)
+    with pytest.raises(ValueError, match="flops_warmup must be at least 0, got -1"):
+        SparseEmbedding(flops_warmup=-1)
+
+
+def test_from_files_to_files(base, tmp_path, capsys):
+    rows = [f"{a} {b}\t{b} {a} {a}" for a, b in zip(WORDS, WORDS[1:], strict=False)]
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(["sentence1\tsentence2", *rows]) + "\n")
+    out = tmp_path / "out"
+    options = ["--task", "sparse-embedding", "--dev", pairs, "-o", out, "--lr", "3e-3"]
+    run("finetune", base, pairs, *options, "--epochs", "6", "--batch-size", "8")
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["ndcg@10"] > 0.8 and metrics["active_tokens"] > 0
+    assert task_of(out) is SparseEmbedding
+    assert not SentenceEmbedder.stored_in(out, {})
+    run("predict", out, pairs, "-o", tmp_path / "scores.jsonl")
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    run("embed", out, pairs, "-t", "sentence1", "-o", tmp_path / "weights.jsonl", "--sparse")
+    lines = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
+    model = SparseEncoder.from_pretrained(out)
+    first, second = rows[0].split("\t")
+    assert len(lines) == len(rows) and lines[0] == pytest.approx(model.encode_sparse(first))
+    one, other = model.encode_sparse([first, second], convert_to_tensor=True).to_dense()
+    assert scores[0]["similarity"] == pytest.approx(float(one @ other), rel=1e-4)
+    for words, message in (
+        (("--sparse", "--pooling", "cls"), "--pooling is not for the weights of --sparse"),
+        (("--max-active", "3"), "--max-active is for --sparse"),
+    ):
+        assert message in failure(capsys, "embed", out, pairs, "-o", tmp_path / "x.jsonl", *words)
