@@ -138,7 +138,7 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         labelled: number of rows that the masked-LM head computes.
     """
     width, table_width, tokens = config.hidden_size, config.embedding_size, sum(lengths)
-    flops = labelled * 2 * table_width * (width + config.vocab_size)
+    flops = 2.0 * labelled * table_width * (width + config.vocab_size)
     if config.architecture.embedding_projection(config):
         flops += tokens * 2 * table_width * width
     for number in range(config.num_layers):
@@ -150,7 +150,7 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         weights = width * (projections + matrices * feed_forward.intermediate_size)
         products = 2 + len(attention.position_terms)
         flops += 2 * tokens * weights + 2 * products * heads * _pairs(attention, lengths)
-    return float(flops)
+    return flops
 
 
 def _pairs(spec: AttentionSpec, lengths: Sequence[int]) -> float:
