@@ -632,7 +632,7 @@ def _tile_and_warps(
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
         return _launch(64, 128 if kernel == "forward" else 64, 4)
     if head_dim > 128:
-        return _of_wide_heads(kernel, precision)
+        return _of_wide_heads(kernel)
     if precision == "ieee":
         # Fused multiply-adds instead of matrix instructions: larger tiles spill.
         if kernel == "backward_kv":
@@ -650,10 +650,8 @@ def _tile_and_warps(
     return _launch(64, 64, 4)
 
 
-def _of_wide_heads(kernel: str, precision: str) -> dict:
-    """Of more than 128 columns. Eight warps hold 32 rows of 256 floats twice, as dk and dv, without a spill."""
-    if precision != "half":
-        return _launch(32 if kernel == "forward" and precision == "tf32" else 16, 16, 8)
+def _of_wide_heads(kernel: str) -> dict:
+    """Of more than 128 columns, in 2-byte types: eight warps hold 32 rows of 256 floats twice, as dk and dv."""
     if kernel == "backward_kv":
         return _launch(16, 32, 8)
     return _launch(64 if kernel == "forward" else 32, 32, 8)
@@ -677,6 +675,8 @@ def compiled_keys() -> Iterator[dict]:
     for dim, precision, biased in product(
         (32, 64, 96, 128, 256), ("half", "tf32", "ieee"), (False, True)
     ):
+        if dim > 128 and precision != "half":
+            continue
         dtype = "bfloat16" if precision == "half" else "float32"
         key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
         for kernel in ("forward", "backward_kv", "backward_q"):

@@ -30,6 +30,7 @@ from fastenc.reference.rotary import rotary as rotate_reference
 FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
 
 WIDEST = 256  # the widest head that the kernels take
+WIDEST_FLOAT32 = 128  # the widest float32 head that the Triton kernels take
 
 declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
@@ -91,10 +92,10 @@ def attention(
         num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
             the queries reads head h // (num_heads / num_key_heads). Nothing is copied, except by cuDNN.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 256), "reference" or
-            "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
-            sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout mask is
-            not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 256, in float32 up to 128),
+            "reference" or "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no
+            empty sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout
+            mask is not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
@@ -233,6 +234,18 @@ def cross_attention(
     return _attend("cross_attention", (q, k, v), attention_call, return_lse, impl)
 
 
+def triton_limit(head_dim: int, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels do not take heads of this size and dtype, or None."""
+    if not 0 < head_dim <= WIDEST:
+        return f"head_dim must be at most {WIDEST}, got {head_dim}"
+    if head_dim > WIDEST_FLOAT32 and dtype.itemsize > 2:
+        return (
+            f"head_dim must be at most {WIDEST_FLOAT32} in {dtype}, got {head_dim}: wider heads spill registers, use "
+            "bfloat16 or float16"
+        )
+    return None
+
+
 def _attend(
     op: str,
     qkv: tuple[Tensor, ...],  # one tensor that holds all three, or three
@@ -250,17 +263,15 @@ def _attend(
         check_table(op, "rotary", attention_call.rotary, q, attention_call.max_seqlen_q)
     if attention_call.bounds is not None:
         _check_bounds(op, attention_call.bounds, q)
-    cpp_limit = triton_limit = None
+    cpp_limit = None
     if head_dim % 16 or not 0 < head_dim <= WIDEST:
         cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST}, got {head_dim}"
-    if not 0 < head_dim <= WIDEST:
-        triton_limit = f"head_dim must be at most {WIDEST}, got {head_dim}"
     chosen = choose(
         op,
         impl,
         q,
         cpp_limit=cpp_limit,
-        triton_limit=triton_limit,
+        triton_limit=triton_limit(head_dim, q.dtype),
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "cudnn":

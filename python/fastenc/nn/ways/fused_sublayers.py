@@ -37,7 +37,7 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.ops import activation, checks, dispatch
-from fastenc.ops.attention import TENSORS, WIDEST, self_attention_call
+from fastenc.ops.attention import TENSORS, WIDEST, self_attention_call, triton_limit
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
 from fastenc.ops.global_window_attention import PARTS, joined_calls, local_backward, local_forward
@@ -100,6 +100,8 @@ def shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
     widest = WIDEST if op == "attention" else WIDEST_OTHERS
     if head_dim % 16 or head_dim > widest:
         return f"head_dim must be a multiple of 16 up to {widest}, it is {head_dim}"
+    if x.device.type != "cpu" and (reason := triton_limit(head_dim, x.dtype)):
+        return reason
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
     if dispatch.choose(op, "auto", x) == "reference":
