@@ -3,8 +3,8 @@ packed kernels, torch's varlen_attn, and flex_attention where something is added
 
 python -m benchmarks.bench_attention [plain | variants]
 
-plain: real and equal lengths; for some of them other dtypes, head sizes and dropout. variants: a window, biases, and
-keys of other lengths than the queries, with results of their own. 12 heads of 64, on a CPU of 32.
+plain: real and equal lengths; for some of them other dtypes, head sizes and dropout. variants: a window, biases, heads
+that share keys, and keys of other lengths than the queries, with results of their own. 12 heads of 64, on a CPU of 32.
 """
 
 import itertools
@@ -48,7 +48,7 @@ from fastenc.packing import PackedBatch, pack_sequences
 
 TABLES = {
     "attention": "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU",
-    "attention_variants": "Attention with a window, with biases, and to other keys",
+    "attention_variants": "Attention with a window, with biases, with grouped queries, and to other keys",
 }
 HEADS, HEAD_DIM = (12, 64) if ON_GPU else (12, 32)
 WINDOW = 64  # to each side, as in ModernBERT's local layers (Warner et al. 2024, arXiv:2412.13663)
@@ -72,6 +72,9 @@ class Case(NamedTuple):
     heads: int = HEADS
     head_dim: int = HEAD_DIM
     dropout_p: float = 0.0
+    key_heads: int = (
+        0  # of keys and values, which are then separate tensors; 0: as many as of queries
+    )
 
     @property
     def name(self) -> str:
@@ -80,6 +83,7 @@ class Case(NamedTuple):
             self.batch,
             self.variant,
             "" if usual else f"{self.heads} x {self.head_dim}",
+            f"{self.key_heads} of keys" if self.key_heads else "",
             dtype_name(self.dtype),
             f"dropout {self.dropout_p}" if self.dropout_p else "",
         )
@@ -94,7 +98,8 @@ class Case(NamedTuple):
             pairs = sum(
                 min(i, WINDOW) + 1 + min(n - 1 - i, WINDOW) for n in self.lengths for i in range(n)
             )
-        moved = (sum(self.lengths) + sum(keys)) * self.heads * self.head_dim * self.dtype.itemsize
+        rows = sum(self.lengths) * self.heads + sum(keys) * (self.key_heads or self.heads)
+        moved = rows * self.head_dim * self.dtype.itemsize
         product = 2 * self.heads * self.head_dim * pairs
         return (
             Work(2 * moved, 2 * product, self.dtype),
@@ -157,6 +162,10 @@ def variant_cases() -> list[Case]:
         (ragged, "key bias"),
     )
     cases = [Case(name, lengths_by_name[name], variant=variant) for name, variant in alone]
+    # EmbeddingGemma's heads, and those of Qwen3-Embedding-0.6B.
+    shared = ({"heads": 3, "head_dim": 256, "key_heads": 1},)
+    shared += ({"heads": 16, "head_dim": 128, "key_heads": 8},)
+    cases += [Case(ragged, lengths_by_name[ragged], **heads) for heads in shared]
     asking = lengths_by_name[queries][: len(lengths_by_name[keys])]
     return [
         *windowed,
@@ -233,7 +242,8 @@ def sdpa(qkv, mask=None, dropout_p=0.0):
     """(batch, length, heads, head_dim) each → (batch, length, heads, head_dim)."""
     q, k, v = (x.transpose(1, 2) for x in split(qkv))
     mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p).transpose(1, 2)
+    options = {"enable_gqa": True} if k.shape[1] != q.shape[1] else {}
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, **options).transpose(1, 2)
 
 
 class Batch:
@@ -249,15 +259,18 @@ class Batch:
         if case.key_lengths is not None:
             self.keys = pack(case.key_lengths)
         new = lambda batch, *shape: torch.randn(
-            batch.total_tokens, *shape, case.heads, case.head_dim, device=DEVICE
+            batch.total_tokens, *shape, case.head_dim, device=DEVICE
         ).to(case.dtype)
         owners: tuple[PackedBatch, ...] = (self.queries,)
-        if case.key_lengths is None:
-            self.packed: tuple[Tensor, ...] = (new(self.queries, 3).requires_grad_(),)
+        if case.key_lengths is None and not case.key_heads:
+            self.packed: tuple[Tensor, ...] = (new(self.queries, 3, case.heads).requires_grad_(),)
         else:
             owners = (self.queries, self.keys, self.keys)
-            self.packed = tuple(new(owner).requires_grad_() for owner in owners)
-        self.dout = new(self.queries)
+            heads = (case.heads, *(case.key_heads or case.heads,) * 2)
+            self.packed = tuple(map(new, owners, heads))
+            for x in self.packed:
+                x.requires_grad_()
+        self.dout = new(self.queries, case.heads)
         self.padded = tuple(
             unpack(x.detach(), owner).requires_grad_()
             for x, owner in zip(self.packed, owners, strict=True)
@@ -320,7 +333,8 @@ class Batch:
         if self.variant.score is not None:
             return "no bias"
         window = self.variant.window
-        options = {} if window is None else {"window_size": (window, window)}
+        options: dict = {} if window is None else {"window_size": (window, window)}
+        options |= {"enable_gqa": True} if self.case.key_heads else {}
         offsets = (self.queries.cu_seqlens, self.keys.cu_seqlens)
         longest = (self.queries.max_seqlen, self.keys.max_seqlen)
         forward = lambda: module.varlen_attn(*split(self.packed), *offsets, *longest, **options)
@@ -353,15 +367,16 @@ class Batch:
 
         def forward():
             q, k, v = (x.transpose(0, 1)[None] for x in split(self.packed))
-            change = None if added is None else score
-            return fused(q, k, v, score_mod=change, block_mask=blocks())[0].transpose(0, 1)
+            options = {"score_mod": None if added is None else score, "block_mask": blocks()}
+            options |= {"enable_gqa": True} if self.case.key_heads else {}
+            return fused(q, k, v, **options)[0].transpose(0, 1)
 
         return Provider(forward, (*self.packed, *parameters), self.dout)
 
     def ours(self) -> Tensor:
         options = self.variant.arguments(*self.variant.parameters)
         options["dropout_p"] = self.case.dropout_p
-        if self.case.key_lengths is None:
+        if len(self.packed) == 1:
             offsets = (self.queries.cu_seqlens, self.queries.max_seqlen)
             return attention(*self.packed, *offsets, **options)
         return cross_attention(
@@ -386,7 +401,7 @@ class Batch:
                 providers[f"sdpa {name}, padded"] = self.on_padded(attend)
             providers["torch.compile of sdpa, padded"] = self.on_padded(compiled(self.padded_call))
             providers["varlen_attn"] = peer("torch.nn.attention.varlen", self.varlen)
-            if not self.case.variant and self.case.key_lengths is None:
+            if not self.case.variant and len(self.packed) == 1:
                 providers["fastenc, cuDNN"] = Provider(self.by_cudnn, inputs, self.dout)
             else:
                 providers["flex_attention"] = peer("torch.nn.attention.flex_attention", self.flex)
@@ -444,7 +459,8 @@ def tuned_rarely(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
     for p in (0.1, 0.0):  # Longformer's window stands for every bias: all share one entry
         options = {**attention_options(dtype), "window": (256, 256)}
         yield partial(attention_problem, [2048] * 4, 12, 64, dtype, p, **options)
-    yield from attention_problems(dtype, (128, 96), p=(0.1, 0.0))
+    wide = (256,) if dtype != torch.float32 else ()
+    yield from attention_problems(dtype, (*wide, 128, 96), p=(0.1, 0.0))
     if dtype == torch.float32:
         # Last, because candidates with full float32 products compile for up to a minute.
         yield from attention_problems(dtype, (64, 32), p=(0.0,), full=True)

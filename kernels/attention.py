@@ -10,6 +10,10 @@ The backward has one program for each block of keys. It computes the probabiliti
 registers. It adds dq atomically in float32; where results must be deterministic, a second kernel with one program for
 each block of queries computes dq instead.
 
+With grouped queries, GROUP heads of q read one head of k and v, and nothing is copied. A program of the backward takes
+a block of keys through the queries of all these heads, one head after the other, so that dk and dv are sums in a fixed
+order.
+
 q, k and v have separate strides. So a packed qkv is read in place, and its gradient is written in place.
 Bytes: forward reads q, k, v and writes out, 4 T H D elements. FLOPs: 4 H D sum(length^2) forward, 10 backward.
 Source: Dao 2023, arXiv:2307.08691.
@@ -145,8 +149,8 @@ def _forward_blocks(
 @triton.jit(do_not_specialize=VARYING)
 def _attention_fwd_kernel(
     q_ptr,  # (total_q, H, D)
-    k_ptr,  # (total_k, H, D)
-    v_ptr,  # (total_k, H, D)
+    k_ptr,  # (total_k, H // GROUP, D)
+    v_ptr,  # as k
     out_ptr,  # (total_q, H, D), contiguous
     lse_ptr,  # (H, total_q), float32
     cu_seqlens_q_ptr,  # (batch+1,), int32
@@ -171,6 +175,7 @@ def _attention_fwd_kernel(
     left,
     right,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -190,7 +195,7 @@ def _attention_fwd_kernel(
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
     keys = sequence_keys(
-        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head // GROUP
     )  # fmt: skip
     biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -283,6 +288,7 @@ def _attention_delta_kernel(
     left,
     right,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -323,7 +329,7 @@ def _attention_delta_kernel(
         first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
         shift = length_k - length_q
         keys = sequence_keys(
-            k_ptr, k_ptr, stride_k_token, stride_k_head, stride_k_token, stride_k_head, first_k, length_k, head
+            k_ptr, k_ptr, stride_k_token, stride_k_head, stride_k_token, stride_k_head, first_k, length_k, head // GROUP
         )  # fmt: skip
         biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
         q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
@@ -352,11 +358,11 @@ def _attention_bwd_kv_kernel(
     v_ptr,
     dout_ptr,  # (total_q, H, D), contiguous
     wide_dq_ptr,  # (total_q, H, D), float32, contiguous, zeroed; None to leave dq to its of_grid kernel
-    finished_ptr,  # (batch, H), int32, zeroed: programs that have added to dq; None like wide_dq_ptr
+    finished_ptr,  # (batch, H // GROUP), int32, zeroed: programs that have added to dq; None like wide_dq_ptr
     dq_ptr,  # (total_q, H, D), heads next to each other
-    dk_ptr,  # (total_k, H, D), as dq
+    dk_ptr,  # (total_k, H // GROUP, D), as dq
     dv_ptr,
-    sums_ptr,  # (slots, 3, H, D), float32, zeroed: of dq and dv over tokens, in _slot's; dk's are 0; or None
+    sums_ptr,  # if GROUP is 1: (slots, 3, H, D), float32, zeroed: of dq and dv over tokens; dk's are 0; or None
     record_ptr,  # (H, total_q, RECORD), int32: by _attention_delta_kernel
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
@@ -371,7 +377,8 @@ def _attention_bwd_kv_kernel(
     stride_k_head,
     stride_v_token,
     stride_v_head,
-    stride_grad,  # of tokens in dq, dk and dv
+    stride_dq,  # of tokens
+    stride_dkv,
     total_q,
     blocks,  # of the longest sequence
     scale,
@@ -381,6 +388,7 @@ def _attention_bwd_kv_kernel(
     left,
     right,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -388,7 +396,8 @@ def _attention_bwd_kv_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    block, sequence, head = _program(blocks_ptr, blocks, H, BLOCK_N)
+    KEY_HEADS: tl.constexpr = H // GROUP
+    block, sequence, key_head = _program(blocks_ptr, blocks, KEY_HEADS, BLOCK_N)
     start_n = block * BLOCK_N
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     if start_n >= length_k:
@@ -396,80 +405,93 @@ def _attention_bwd_kv_kernel(
     first_q, length_q = sequence_bounds(cu_seqlens_q_ptr, sequence)
     shift = length_k - length_q
     keys = sequence_keys(
-        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, key_head
     )  # fmt: skip
-    biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     columns = start_n + tl.arange(0, BLOCK_N)
     k, v = load_keys(keys, columns, True, D, BLOCK_D)
-    q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
-    dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
-    statistics = head.to(tl.int64) * total_q + first_q
-    if wide_dq_ptr is not None:
-        wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     NATURAL: tl.constexpr = WINDOW or not (
         alibi_ptr is None and relative_ptr is None and key_bias_ptr is None
     )
-    unit = score_unit(scale, biases, WINDOW)
     start, stop = _visible_blocks(start_n - shift, length_q, right, left, BLOCK_M, BLOCK_N, WINDOW)
-    for start_m in tl.range(start, stop, BLOCK_M):
-        offs_m = start_m + tl.arange(0, BLOCK_M)
-        mask_m = offs_m < length_q
-        q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
-        dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
-        log_sum, base, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
-        if NATURAL:  # the scores of no query are its biases, of any size; products with it are 0
-            base = tl.where(mask_m, base, float("inf"))
-        delta = second.to(tl.float32, bitcast=True)
-        dropout = (None, threshold)
-        if rng_ptr is not None:
-            dropout = ((one[None, :], two[None, :]), threshold)
-        # Keys by queries: what the next products take on their left stays in registers.
-        s = tl.dot(k, q.T, input_precision=PRECISION)
-        s = tile_scores(
-            s, (offs_m + shift)[None, :], columns[:, None], length_k, scale, biases, WINDOW, True
-        )
-        p = probabilities(s, base[None, :], log_sum[None, :], unit)
-        dp = tl.dot(v, dout.T, input_precision=PRECISION)
-        kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
-        dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        ds = ds.to(q.dtype)
-        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        if wide_dq_ptr is not None:
-            dq = tl.dot(ds.T, k, input_precision=PRECISION)
-            pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
-            mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-            tl.atomic_add(pointers, dq, mask=mask, sem="relaxed")
-    grad_start = first_k.to(tl.int64) * stride_grad + head * D
+    for member in tl.range(0, GROUP):
+        head = key_head * GROUP + member
+        biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
+        unit = score_unit(scale, biases, WINDOW)
+        q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
+        dout_base = dout_ptr + first_q.to(tl.int64) * (H * D) + head * D
+        statistics = head.to(tl.int64) * total_q + first_q
+        for start_m in tl.range(start, stop, BLOCK_M):
+            offs_m = start_m + tl.arange(0, BLOCK_M)
+            mask_m = offs_m < length_q
+            q = load_rows(q_base, offs_m, stride_q_token, mask_m, D, BLOCK_D)
+            dout = load_rows(dout_base, offs_m, H * D, mask_m, D, BLOCK_D)
+            log_sum, base, second, one, two = load_record(record_ptr, statistics + offs_m, mask_m)
+            if (
+                NATURAL
+            ):  # the scores of no query are its biases, of any size; products with it are 0
+                base = tl.where(mask_m, base, float("inf"))
+            delta = second.to(tl.float32, bitcast=True)
+            dropout = (None, threshold)
+            if rng_ptr is not None:
+                dropout = ((one[None, :], two[None, :]), threshold)
+            # Keys by queries: what the next products take on their left stays in registers.
+            s = tl.dot(k, q.T, input_precision=PRECISION)
+            s = tile_scores(
+                s,
+                (offs_m + shift)[None, :],
+                columns[:, None],
+                length_k,
+                scale,
+                biases,
+                WINDOW,
+                True,
+            )
+            p = probabilities(s, base[None, :], log_sum[None, :], unit)
+            dp = tl.dot(v, dout.T, input_precision=PRECISION)
+            kept, ds = score_gradients(p, dp, delta[None, :], columns[:, None], dropout)
+            dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
+            ds = ds.to(q.dtype)
+            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+            if wide_dq_ptr is not None:
+                dq = tl.dot(ds.T, k, input_precision=PRECISION)
+                wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
+                pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
+                mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+                tl.atomic_add(pointers, dq, mask=mask, sem="relaxed")
+    grad_start = first_k.to(tl.int64) * stride_dkv + key_head * D
     mask_n = columns < length_k
     if rng_ptr is not None:
         scale *= drop_scale
         dv *= drop_scale
     dk *= scale
-    store_rows(dk_ptr + grad_start, columns, stride_grad, mask_n, dk, D, BLOCK_D)
-    store_rows(dv_ptr + grad_start, columns, stride_grad, mask_n, dv, D, BLOCK_D)
+    store_rows(dk_ptr + grad_start, columns, stride_dkv, mask_n, dk, D, BLOCK_D)
+    store_rows(dv_ptr + grad_start, columns, stride_dkv, mask_n, dv, D, BLOCK_D)
     if sums_ptr is not None:
-        sums = sums_ptr + _slot(first_k, sequence, block, head, H, D, BLOCK_N)
+        sums = sums_ptr + _slot(first_k, sequence, block, key_head, H, D, BLOCK_N)
         store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
     if wide_dq_ptr is not None:
         # The last of the sequence's programs finds what all of them added to dq, in the L2 cache.
         tl.debug_barrier()
-        before = tl.atomic_add(finished_ptr + sequence * H + head, 1, sem="acq_rel")
+        before = tl.atomic_add(finished_ptr + sequence * KEY_HEADS + key_head, 1, sem="acq_rel")
         if before == tl.cdiv(length_k, BLOCK_N) - 1:
-            dq_start = first_q.to(tl.int64) * stride_grad + head * D
-            dq_sum = tl.zeros([BLOCK_D], tl.float32)
-            for start_m in tl.range(0, length_q, BLOCK_M):
-                offs_m = start_m + tl.arange(0, BLOCK_M)
-                mask_m = offs_m < length_q
-                mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-                pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
-                dq = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg") * scale
-                store_rows(dq_ptr + dq_start, offs_m, stride_grad, mask_m, dq, D, BLOCK_D)
-                dq_sum += tl.sum(dq, 0)
-            if sums_ptr is not None:
-                sums = sums_ptr + _slot(first_q, sequence, 0, head, H, D, BLOCK_N)
-                store_sums(sums, dq_sum, D, BLOCK_D)
+            for member in tl.range(0, GROUP):
+                head = key_head * GROUP + member
+                wide_dq = wide_dq_ptr + first_q.to(tl.int64) * (H * D) + head * D
+                dq_start = first_q.to(tl.int64) * stride_dq + head * D
+                dq_sum = tl.zeros([BLOCK_D], tl.float32)
+                for start_m in tl.range(0, length_q, BLOCK_M):
+                    offs_m = start_m + tl.arange(0, BLOCK_M)
+                    mask_m = offs_m < length_q
+                    mask = mask_m[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
+                    pointers = wide_dq + _row_pointers(offs_m, H * D, BLOCK_D)
+                    dq = tl.load(pointers, mask=mask, other=0.0, cache_modifier=".cg") * scale
+                    store_rows(dq_ptr + dq_start, offs_m, stride_dq, mask_m, dq, D, BLOCK_D)
+                    dq_sum += tl.sum(dq, 0)
+                if sums_ptr is not None:
+                    sums = sums_ptr + _slot(first_q, sequence, 0, head, H, D, BLOCK_N)
+                    store_sums(sums, dq_sum, D, BLOCK_D)
 
 
 @triton.jit
@@ -513,7 +535,7 @@ def _attention_bwd_q_kernel(
     stride_k_head,
     stride_v_token,
     stride_v_head,
-    stride_grad,  # of tokens in dq
+    stride_dq,  # of tokens
     total_q,
     blocks,  # of the longest sequence
     scale,
@@ -523,6 +545,7 @@ def _attention_bwd_q_kernel(
     left,
     right,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -538,7 +561,7 @@ def _attention_bwd_q_kernel(
     first_k, length_k = sequence_bounds(cu_seqlens_k_ptr, sequence)
     shift = length_k - length_q
     keys = sequence_keys(
-        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head
+        k_ptr, v_ptr, stride_k_token, stride_k_head, stride_v_token, stride_v_head, first_k, length_k, head // GROUP
     )  # fmt: skip
     biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -568,11 +591,11 @@ def _attention_bwd_q_kernel(
         dq, q, dout, base, log_sum, delta, rows, start, stop, keys, biases, dropout, scale,
         D, BLOCK_D, BLOCK_N, WINDOW, True, PRECISION,
     )  # fmt: skip
-    grad_base = dq_ptr + first_q.to(tl.int64) * stride_grad + head * D
+    grad_base = dq_ptr + first_q.to(tl.int64) * stride_dq + head * D
     if rng_ptr is not None:
         scale *= drop_scale
     dq *= scale
-    store_rows(grad_base, offs_m, stride_grad, mask_m, dq, D, BLOCK_D)
+    store_rows(grad_base, offs_m, stride_dq, mask_m, dq, D, BLOCK_D)
     if sums_ptr is not None:
         sums = sums_ptr + _slot(first_q, sequence, block, head, H, D, BLOCK_M)
         store_sums(sums, tl.sum(dq, 0), D, BLOCK_D)
@@ -608,6 +631,8 @@ def _tile_and_warps(
 ) -> dict:
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
         return _launch(64, 128 if kernel == "forward" else 64, 4)
+    if head_dim > 128:
+        return _of_wide_heads(kernel)
     if precision == "ieee":
         # Fused multiply-adds instead of matrix instructions: larger tiles spill.
         if kernel == "backward_kv":
@@ -625,6 +650,13 @@ def _tile_and_warps(
     return _launch(64, 64, 4)
 
 
+def _of_wide_heads(kernel: str) -> dict:
+    """Of more than 128 columns, in 2-byte types: eight warps hold 32 rows of 256 floats twice, as dk and dv."""
+    if kernel == "backward_kv":
+        return _launch(16, 32, 8)
+    return _launch(64 if kernel == "forward" else 32, 32, 8)
+
+
 def config_delta(head_dim: int, precision: str) -> dict:
     """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
 
@@ -634,14 +666,17 @@ def config_delta(head_dim: int, precision: str) -> dict:
         # Wide heads take about 170 registers: three programs of four warps fit on a multiprocessor, or one of eight.
         block_m, warps = (16, 8) if head_dim <= 64 else (8, 4)
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "num_warps": warps}
-    return {"BLOCK_M": 32, "BLOCK_N": 64 if precision == "half" else 32, "num_warps": 4}
+    block_n = 64 if precision == "half" and head_dim <= 128 else 32
+    return {"BLOCK_M": 32 if head_dim <= 128 else 16, "BLOCK_N": block_n, "num_warps": 4}
 
 
 def compiled_keys() -> Iterator[dict]:
     """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
     for dim, precision, biased in product(
-        (32, 64, 96, 128), ("half", "tf32", "ieee"), (False, True)
+        (32, 64, 96, 128, 256), ("half", "tf32", "ieee"), (False, True)
     ):
+        if dim > 128 and precision != "half":
+            continue
         dtype = "bfloat16" if precision == "half" else "float32"
         key = {"head_dim": dim, "precision": precision, "biased": biased, "dtype": dtype}
         for kernel in ("forward", "backward_kv", "backward_q"):
@@ -667,6 +702,8 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
         yield " in a grid", kernel, {**constants, "blocks_ptr": None}
     if key["head_dim"] != 64:  # one head_dim stands for all in the variants below
         return
+    if key["dtype"] == "bfloat16":
+        yield " of shared keys", kernel, {**constants, "GROUP": 3, "sums_ptr": None}
     if key["kernel"] == "backward_kv":
         yield " alone", kernel, {**constants, "wide_dq_ptr": None, "finished_ptr": None}
     if key["biased"] and key["precision"] == "half":
@@ -737,10 +774,10 @@ def _divide(arguments: dict, attention_call: AttentionCall, widest: int = 128) -
 
 
 def _blocks(
-    division: _Division, max_seqlen: int, block: int, arguments: dict
+    division: _Division, max_seqlen: int, block: int, arguments: dict, group: int = 1
 ) -> tuple[dict, tuple]:
-    """(arguments, grid) of a kernel whose programs have ``block`` tokens each."""
-    blocks, heads = triton.cdiv(max_seqlen, block), arguments["H"]
+    """(arguments, grid) of a kernel whose programs have ``block`` tokens and ``group`` heads of q each."""
+    blocks, heads = triton.cdiv(max_seqlen, block), arguments["H"] // group
     of_grid = {"blocks_ptr": division.blocks, "blocks": blocks}
     if division.blocks is None:
         return of_grid, (blocks * (arguments["cu_seqlens_q_ptr"].shape[0] - 1), heads)
@@ -784,6 +821,7 @@ def _arguments(q: Tensor, k: Tensor, v: Tensor, attention_call: AttentionCall) -
         "left": attention_call.window_left if attention_call.window_left >= 0 else UNLIMITED,
         "right": attention_call.window_right if attention_call.window_right >= 0 else UNLIMITED,
         "H": heads,
+        "GROUP": heads // k.shape[1] if heads else 1,
         "D": head_dim,
         "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
         # The variant with a window scales the scores before it masks them and takes their maximum. A scale of 0 or
@@ -801,7 +839,6 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tensor, Tensor]:
     """(out (total_q, H, D), lse (H, total_q) float32). ``arguments``: the fields of an AttentionCall."""
     q, k, attention_call = _rotated(q, k, AttentionCall(*arguments))
-    k, v = _for_each_head(q, k), _for_each_head(q, v)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     shared = _arguments(q, k, v, attention_call)
@@ -824,21 +861,6 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tens
                 **launch,
             )
     return out, lse
-
-
-def _for_each_head(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values with a head for each head of q; a copy if several of these share one."""
-    group = q.shape[1] // x.shape[1] if x.shape[1] else 1
-    return x if group == 1 else x.repeat_interleave(group, 1)
-
-
-def _grouped_gradients(gradients: list[Tensor], key_heads: int, packed: bool) -> list[Tensor]:
-    """The gradients of keys and values as sums over the heads of q that share them, in a fixed order."""
-    dq, dk, dv = gradients[0].unbind(1) if packed else gradients
-    dk, dv = (
-        x.unflatten(1, (key_heads, -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dk, dv)
-    )
-    return [torch.cat([dq, dk, dv], 1), *gradients[1:]] if packed else [dq, dk, dv]
 
 
 def _rotated(
@@ -874,29 +896,20 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, drelative_bias, dbias), or if packed (dqkv, empty, empty, drelative_bias, dbias); contiguous.
 
-    Of heads that share keys and values, each gets a copy of these.
-
     rest: the fields of an AttentionCall; then packed, wants_relative_bias and wants_bias.
     """
     *arguments, packed, wants_relative_bias, wants_bias = rest
     attention_call = AttentionCall(*arguments)
     q, k, rotated_call = _rotated(q, k, attention_call)
     # The kernels take the sum of dk over the tokens as 0, because a constant added to all scores of a query changes no
-    # probability. That does not hold for keys before their rotation, or with a gradient through lse.
+    # probability. That does not hold for keys before their rotation, or with a gradient through lse. With heads that
+    # share keys, the sums would not fit in the registers.
     in_kernels = wants_bias and attention_call.rotary is None and dlse is None
+    in_kernels = in_kernels and q.shape[1] == k.shape[1]
     wants = (packed, wants_relative_bias, in_kernels)
-    key_heads = k.shape[1]
-    grouped = key_heads != q.shape[1]
-    if grouped:
-        k, v = _for_each_head(q, k), _for_each_head(q, v)
-        in_kernels, wants = False, (packed, wants_relative_bias, False)
     *results, dbias = _backward(dout, dlse, out, lse, q, k, v, rotated_call, *wants)
-    if grouped:
-        results[:3] = _grouped_gradients(results[:3], key_heads, packed)
-    elif packed:
-        results[0] = results[0].flatten(1, 2)
     if attention_call.rotary is not None:
-        heads = (q.shape[1], key_heads, key_heads)
+        heads = [x.shape[1] for x in (q, k, v)]
         dq, dk = results[0].split(heads, 1)[:2] if packed else results[:2]
         for gradient in (dq, dk):
             rotate_into(
@@ -931,9 +944,10 @@ def _backward(
     table says that this is faster.
     """
     nothing = lambda: q.new_empty(0)
+    heads = [x.shape[1] for x in (q, k, v)]
     if packed:
-        dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
-        (dq, dk, dv), results = dqkv.unbind(1), (dqkv, nothing(), nothing())
+        dqkv = q.new_empty((q.shape[0], sum(heads), q.shape[2]))
+        (dq, dk, dv), results = dqkv.split(heads, 1), (dqkv, nothing(), nothing())
     else:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         if attention_call.cu_seqlens_k is not None:
@@ -944,7 +958,7 @@ def _backward(
     widest = attention_short.WIDEST_BACKWARD if dlse is None else 0
     division = _divide(arguments, attention_call, widest)
     arguments["dout_ptr"] = dout
-    (_, heads, head_dim), batch = q.shape, attention_call.cu_seqlens_q.shape[0] - 1
+    head_dim, batch = q.shape[2], attention_call.cu_seqlens_q.shape[0] - 1
     if division.any_length:
         arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
@@ -954,7 +968,7 @@ def _backward(
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}
         if 0 not in grid:
             run(_attention_delta_kernel, grid, **taken, **launch)
-    dbias = torch.zeros(3 * heads * head_dim, device=q.device) if wants_bias else nothing()
+    dbias = torch.zeros(3 * q[0].numel(), device=q.device) if wants_bias else nothing()
     if division.short:
         gradients = (dq, dk, dv)
         sums = attention_short.backward(
@@ -1000,19 +1014,21 @@ def _backward_any_length(
     """
     max_seqlen_q, max_seqlen_k = attention_call.max_seqlen_q, attention_call.max_seqlen_k
     batch = arguments["cu_seqlens_q_ptr"].shape[0] - 1
-    gradients = {"dq_ptr": dq, "stride_grad": dq.stride(0), "sums_ptr": None}
+    gradients = {"dq_ptr": dq, "stride_dq": dq.stride(0), "sums_ptr": None}
     launch = dict(_config("backward_kv", max_seqlen_k, arguments))
     atomic = launch.pop("ATOMIC") and not torch.are_deterministic_algorithms_enabled()
     launch_q, wide_dq, finished = None, None, None
     if not atomic:
         launch_q = _config("backward_q", max_seqlen_q, arguments)
     else:
-        wide_dq, finished = _zeroed_dq(q, batch)
+        wide_dq, finished = _zeroed_dq(q, batch * dk.shape[1])
     if wants_sums:
         block = min(launch["BLOCK_N"], launch_q["BLOCK_M"] if launch_q else launch["BLOCK_N"])
         shape = (q.shape[0] // block + batch, 3, *q.shape[1:])
         gradients["sums_ptr"] = torch.zeros(shape, dtype=torch.float32, device=q.device)
-    of_grid, grid = _blocks(division, max_seqlen_k, launch["BLOCK_N"], arguments)
+    of_grid, grid = _blocks(
+        division, max_seqlen_k, launch["BLOCK_N"], arguments, arguments["GROUP"]
+    )
     if 0 not in grid:
         run(
             _attention_bwd_kv_kernel,
@@ -1021,6 +1037,7 @@ def _backward_any_length(
             finished_ptr=finished,
             dk_ptr=dk,
             dv_ptr=dv,
+            stride_dkv=dk.stride(0),
             **of_grid,
             **gradients,
             **arguments,
@@ -1033,8 +1050,8 @@ def _backward_any_length(
     return gradients["sums_ptr"]
 
 
-def _zeroed_dq(q: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+def _zeroed_dq(q: Tensor, counts: int) -> tuple[Tensor, Tensor]:
     """(zeros for dq in float32, zeros for the counts of programs that have added to it), filled by one kernel."""
     size = q.numel()
-    zeros = torch.zeros(size + batch * q.shape[1], dtype=torch.float32, device=q.device)
+    zeros = torch.zeros(size + counts, dtype=torch.float32, device=q.device)
     return zeros[:size], zeros[size:].view(torch.int32)

@@ -34,8 +34,8 @@ CHUNKS = 16
 )
 def _attention_bwd_relative_kernel(
     q_ptr,  # (total_q, H, D)
-    k_ptr,  # (total_k, H, D)
-    v_ptr,  # (total_k, H, D)
+    k_ptr,  # (total_k, H // GROUP, D)
+    v_ptr,  # as k
     dout_ptr,  # (total_q, H, D), contiguous
     partial_ptr,  # (chunks, H, bands, 2, BLOCK), float32
     record_ptr,  # (H, total_q, RECORD), int32: by _attention_delta_kernel
@@ -61,6 +61,7 @@ def _attention_bwd_relative_kernel(
     left,
     right,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -85,7 +86,7 @@ def _attention_bwd_relative_kernel(
             stride_v_head,
             first_k,
             length_k,
-            head,
+            head // GROUP,
         )
         biases = (alibi_ptr, relative_ptr, key_bias_ptr, span, left, right, head, first_k)
         q_base = head_rows(q_ptr, first_q, stride_q_token, head, stride_q_head)
@@ -144,7 +145,7 @@ def config(head_dim: int, precision: str) -> dict:
 
     precision: "half" for 2-byte types, else the precision of float32 products.
     """
-    if precision == "half" or head_dim <= 64:
+    if head_dim <= 64 or (precision == "half" and head_dim <= 128):
         return {"BLOCK": 32, "num_warps": 4 if precision == "half" else 8, "num_stages": 2}
     return {"BLOCK": 16, "num_warps": 4, "num_stages": 2}
 

@@ -116,7 +116,7 @@ def _is_kept(rng, head, tokens, row_starts, keys, threshold):
 @triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
 def _attention_short_fwd_kernel(
     q_ptr,  # (total_tokens, H, D)
-    k_ptr,
+    k_ptr,  # (total_tokens, H // GROUP, D)
     v_ptr,
     out_ptr,  # (total_tokens, H, D), contiguous
     lse_ptr,  # (H, total_tokens), float32
@@ -134,6 +134,7 @@ def _attention_short_fwd_kernel(
     threshold,
     drop_scale,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -151,8 +152,9 @@ def _attention_short_fwd_kernel(
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
-    k = load_rows(k_ptr + wide_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
-    v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    key_head = wide_head // GROUP
+    k = load_rows(k_ptr + key_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + key_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     # A tile of ROWS tokens takes one turn. With constant bounds the compiler knows this and makes no loop, which would
     # hold its results in registers from the start.
     ONCE: tl.constexpr = BLOCK == ROWS
@@ -224,6 +226,7 @@ def _attention_short_record_kernel(
     stride_k_head,
     total_tokens,
     scale,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -249,7 +252,7 @@ def _attention_short_record_kernel(
     store_record(record_ptr, log_sum, base, starts, rng, head, tokens, indices, small)
     if tl.max(large.to(tl.int32), 0) > 0:
         q = (q_ptr + wide_head * stride_q_head, stride_q_token)
-        k = (k_ptr + wide_head * stride_k_head, stride_k_token)
+        k = (k_ptr + wide_head // GROUP * stride_k_head, stride_k_token)
         for start_m in tl.range(first, tl.minimum(first + BLOCK, total_tokens), BLOCK_M):
             _store_large_records(
                 record_ptr, lse_ptr, q, k, bounds_ptr, rng, start_m, head, total_tokens, scale * LOG2_E,
@@ -264,10 +267,10 @@ def _attention_short_bwd_kernel(
     v_ptr,
     dout_ptr,  # (total_tokens, H, D), contiguous
     dq_ptr,  # (total_tokens, H, D), heads next to each other
-    dk_ptr,
+    dk_ptr,  # (total_tokens, H // GROUP, D), as dq
     dv_ptr,
     record_ptr,  # (H, total_tokens, RECORD), int32: by _attention_short_record_kernel
-    sums_ptr,  # (tiles, 3, H, D), float32, zeroed: of dq and dv over the tile's tokens, dk's are 0; or None
+    sums_ptr,  # if GROUP is 1: (tiles, 3, H, D), float32, zeroed: of dq and dv over tokens, dk's are 0; or None
     bounds_ptr,
     rng_ptr,  # None without dropout; not read
     stride_q_token,
@@ -276,31 +279,36 @@ def _attention_short_bwd_kernel(
     stride_k_head,
     stride_v_token,
     stride_v_head,
-    stride_grad,  # of tokens in dq, dk and dv
+    stride_dq,  # of tokens
+    stride_dkv,
     total_tokens,
     tiles,  # of a segment
     scale,
     threshold,
     drop_scale,
     H: tl.constexpr,
+    GROUP: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Scores are keys by queries: what the products of dk and dv take on their left stays in registers."""
+    """Scores are keys by queries: what the products of dk and dv take on their left stays in registers.
+
+    One program has all heads of q that read a head of keys, one after the other.
+    """
     starts_ptr, ends_ptr = bounds_ptr, bounds_ptr + total_tokens
     first, last = _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK)
     if first >= last:
         return
-    head = tl.program_id(1)
-    wide_head = head.to(tl.int64)  # strides of heads may be long
+    key_head = tl.program_id(1)
+    wide_key_head = key_head.to(tl.int64)  # strides of heads may be long
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
     starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
-    k = load_rows(k_ptr + wide_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
-    v = load_rows(v_ptr + wide_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
+    k = load_rows(k_ptr + wide_key_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
+    v = load_rows(v_ptr + wide_key_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
     dk = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK, BLOCK_D], tl.float32)
     grad_scale = scale
@@ -309,39 +317,44 @@ def _attention_short_bwd_kernel(
     ds_sums = tl.zeros([BLOCK], tl.float32)
     columns = spread(keys - starts)[:, None]  # right for the queries that see the key
     ONCE: tl.constexpr = BLOCK == ROWS  # see _attention_short_fwd_kernel
-    for start_m in tl.range(0 if ONCE else first, ROWS if ONCE else last, ROWS):
-        tokens = (first if ONCE else start_m) + tl.arange(0, ROWS)
-        mask_m = tokens < last
-        # Past the tile all of these and the query are 0, which adds nothing.
-        log_sum, base, row_starts, one, two = load_record(
-            record_ptr, wide_head * total_tokens + tokens, mask_m
-        )
-        q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
-        dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
-        s = tl.dot(k, q.T, input_precision=PRECISION)
-        s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
-        p = probabilities(s, base[None, :], log_sum[None, :], scale * LOG2_E)
-        dp = tl.dot(v, dout.T, input_precision=PRECISION)
-        kept = p
-        if rng_ptr is not None:
-            keep = is_kept((one[None, :], two[None, :]), columns, threshold)
-            kept = tl.where(keep, p, 0.0)
-        dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        ds = kept * dp
-        ds -= p * tl.sum(ds, 0)[None, :]
-        if sums_ptr is not None:
-            ds_sums += tl.sum(ds, 1)
-        ds = ds.to(q.dtype)
-        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        dq = tl.dot(ds.T, k, input_precision=PRECISION) * grad_scale
-        store_rows(dq_ptr + head * D, tokens, stride_grad, mask_m, dq, D, BLOCK_D)
+    for member in tl.range(0, GROUP):
+        head = key_head * GROUP + member
+        wide_head = head.to(tl.int64)
+        for start_m in tl.range(0 if ONCE else first, ROWS if ONCE else last, ROWS):
+            tokens = (first if ONCE else start_m) + tl.arange(0, ROWS)
+            mask_m = tokens < last
+            # Past the tile all of these and the query are 0, which adds nothing.
+            log_sum, base, row_starts, one, two = load_record(
+                record_ptr, wide_head * total_tokens + tokens, mask_m
+            )
+            q = load_rows(
+                q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D
+            )
+            dout = load_rows(dout_ptr + head * D, tokens, H * D, mask_m, D, BLOCK_D)
+            s = tl.dot(k, q.T, input_precision=PRECISION)
+            s = tl.where(starts[:, None] == row_starts[None, :], s, float("-inf"))
+            p = probabilities(s, base[None, :], log_sum[None, :], scale * LOG2_E)
+            dp = tl.dot(v, dout.T, input_precision=PRECISION)
+            kept = p
+            if rng_ptr is not None:
+                keep = is_kept((one[None, :], two[None, :]), columns, threshold)
+                kept = tl.where(keep, p, 0.0)
+            dv = tl.dot(kept.to(dout.dtype), dout, dv, input_precision=PRECISION)
+            ds = kept * dp
+            ds -= p * tl.sum(ds, 0)[None, :]
+            if sums_ptr is not None:
+                ds_sums += tl.sum(ds, 1)
+            ds = ds.to(q.dtype)
+            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+            dq = tl.dot(ds.T, k, input_precision=PRECISION) * grad_scale
+            store_rows(dq_ptr + head * D, tokens, stride_dq, mask_m, dq, D, BLOCK_D)
     dk *= grad_scale
     if rng_ptr is not None:
         dv *= drop_scale
-    store_rows(dk_ptr + head * D, keys, stride_grad, valid, dk, D, BLOCK_D)
-    store_rows(dv_ptr + head * D, keys, stride_grad, valid, dv, D, BLOCK_D)
+    store_rows(dk_ptr + key_head * D, keys, stride_dkv, valid, dk, D, BLOCK_D)
+    store_rows(dv_ptr + key_head * D, keys, stride_dkv, valid, dv, D, BLOCK_D)
     if sums_ptr is not None:
-        sums = sums_ptr + (tl.program_id(0) * 3 * H + head).to(tl.int64) * D
+        sums = sums_ptr + (tl.program_id(0) * 3 * H + key_head).to(tl.int64) * D
         dq_sum = tl.sum(ds_sums[:, None] * k.to(tl.float32), 0) * grad_scale
         store_sums(sums, dq_sum, D, BLOCK_D)
         store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
@@ -386,6 +399,9 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
         yield "", _attention_short_fwd_kernel, shape_constants(key)
         return
     yield "", _attention_short_bwd_kernel, shape_constants(key)
+    if key["max_seqlen"] > 64:
+        constants = {**shape_constants(key), "GROUP": 3, "sums_ptr": None}
+        yield " of shared keys", _attention_short_bwd_kernel, constants
     yield " without sums", _attention_short_bwd_kernel, {**shape_constants(key), "sums_ptr": None}
 
 
@@ -426,7 +442,7 @@ def backward(
     wants_sums: bool,
     arguments: dict,
 ) -> Tensor | None:
-    """Write the gradients dq, dk and dv, whose token strides must be equal.
+    """Write the gradients dq, dk and dv, of which dk and dv have the same token stride.
 
     Returns: their sums over each tile's tokens, float32 (tiles, 3, H, D), or None.
     """
@@ -454,16 +470,26 @@ def backward(
         "dv_ptr": dv,
         "record_ptr": record,
         "sums_ptr": sums,
-        "stride_grad": dq.stride(0),
+        "stride_dq": dq.stride(0),
+        "stride_dkv": dk.stride(0),
     }
-    _run(_attention_short_bwd_kernel, bounds, max_seqlen, launch, arguments | tensors)
+    _run(
+        _attention_short_bwd_kernel,
+        bounds,
+        max_seqlen,
+        launch,
+        arguments | tensors,
+        arguments["GROUP"],
+    )
     return sums
 
 
 def _config(max_seqlen: int, backward: bool, arguments: dict) -> dict:
+    # Heads that share keys take turns in a loop, through which four warps cannot hold dk and dv.
+    shared = backward and arguments["GROUP"] > 1
     return config(
         arguments["D"],
-        min(max_seqlen, LONGEST),
+        LONGEST if shared else min(max_seqlen, LONGEST),
         backward,
         warp_groups(arguments["q_ptr"].device),
         like=arguments["q_ptr"],
@@ -482,8 +508,13 @@ def _tiles(arguments: dict, max_seqlen: int, launch: dict) -> tuple[int, int]:
     return triton.cdiv(total_tokens, launch["BLOCK"]), 1 if whole else 2
 
 
-def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict) -> None:
-    """arguments: those of the kernels for any length; this kernel gets the ones that it has parameters for."""
+def _run(
+    kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments: dict, group: int = 1
+) -> None:
+    """arguments: those of the kernels for any length; this kernel gets the ones that it has parameters for.
+
+    group: heads of q of a program.
+    """
     total_tokens = arguments["total_q"]
     if total_tokens == 0:
         return
@@ -492,4 +523,4 @@ def _run(kernel, bounds: Tensor | None, max_seqlen: int, launch: dict, arguments
     segments, tiles = _tiles(arguments, max_seqlen, launch)
     named = arguments | {"bounds_ptr": bounds, "total_tokens": total_tokens, "tiles": tiles}
     taken = {name: named[name] for name in kernel.arg_names if name in named}
-    run(kernel, (segments * tiles, arguments["H"]), **taken, **launch)
+    run(kernel, (segments * tiles, arguments["H"] // group), **taken, **launch)

@@ -36,6 +36,7 @@ def shape_constants(key: dict) -> dict:
     """Constants that a tuned entry gives every attention kernel: shapes, precision, and whether there is dropout."""
     constants = {
         "H": 12,
+        "GROUP": 1,
         "D": key["head_dim"],
         "BLOCK_D": triton.next_power_of_2(key["head_dim"]),
         "PRECISION": key["precision"] if key["dtype"] == "float32" else "ieee",

@@ -114,8 +114,8 @@ def variants(op: str, key: dict, parameters: dict, origin: str):
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     """Kernels that take a small part of a step; the tuned table has no entries for them."""
     unbiased = {**dict.fromkeys(("alibi_ptr", "relative_ptr", "key_bias_ptr")), "WINDOW": False}
-    for dim in (32, 64, 96, 128):
-        for precision in ("half", "tf32", "ieee"):
+    for dim in (32, 64, 96, 128, 256):
+        for precision in ("half", "tf32", "ieee") if dim <= 128 else ("half",):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
             constants = shape_constants(key) | attention.config_delta(dim, precision)
@@ -133,7 +133,7 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     constants = {"BLOCK": 256, "num_warps": 4}
     kernel = attention_short._attention_short_record_kernel
     for dim in (32, 64):
-        shape = {"D": dim, "BLOCK_D": dim, "PRECISION": "ieee"}
+        shape = {"GROUP": 1, "D": dim, "BLOCK_D": dim, "PRECISION": "ieee"}
         parameters = {**shape, **attention_short.RECORDS}
         yield f"attention records of short sequences {dim}", kernel, "bf16", parameters
     yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants

@@ -392,7 +392,7 @@ def test_bad_biases_are_named(change, message):
     "change, message",
     [
         ({"q": torch.zeros(6, 16)}, "q must be floating point of shape .total_q"),
-        ({"k": torch.zeros(4, 2, 8)}, "k must have shape \\(total_k, 2, 16\\)"),
+        ({"k": torch.zeros(4, 2, 8)}, "k must have shape \\(total_k, 2 or a divisor of it, 16\\)"),
         (
             {"v": torch.zeros(3, 2, 16)},
             "v must have shape .*got torch.float32 of shape \\(3, 2, 16",

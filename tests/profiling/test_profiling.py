@@ -14,7 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastenc
 from fastenc.cli.commands import run as run_command
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.ops import attention, bias_gelu, cross_attention, gemm
+from fastenc.ops import (
+    attention,
+    bias_gelu,
+    block_sparse_attention,
+    cross_attention,
+    disentangled_attention,
+    gemm,
+)
+from fastenc.ops.block_sparse_attention import BlockPlan
 from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
@@ -118,6 +126,7 @@ def test_flops_of_a_model_are_those_that_its_ops_count():
         ("t5-gated", {"d_kv": 24}),
         ("modernbert", {"local_attention": 80}),  # as wide as the sequences
         ("nomic_bert", {"head_dim": 20}),
+        ("qwen3", {}),
     ],
 )
 def test_flops_of_a_forward_are_those_of_transformers_own_model(family, changes):
@@ -145,6 +154,33 @@ def test_flops_of_a_window_are_those_of_the_pairs_that_it_leaves(window):
     qkv = torch.randn(sum(lengths), 3, heads, dim)
     windowed = lambda: attention(qkv, offsets_of(lengths), 30, window_size=window, impl="cpp")
     assert sum(one.work.flops for one in count(windowed)) == 2 * 2 * heads * dim * pairs
+
+
+def test_flops_of_named_blocks_are_those_of_their_pairs():
+    lengths, block_size, heads, dim = [5, 3], 4, 2, 16
+    # The first block of the first sequence sees both, the second itself; the last row has no block.
+    plan = BlockPlan(
+        *(torch.tensor(x).int() for x in ([0, 2, 3, 4, 4], [0, 1, 1, 0], [1, 1, 2, 1]))
+    )
+    pairs = 4 * (4 + 1) + 1 * 1 + 3 * 3
+    qkv = torch.randn(sum(lengths), 3, heads, dim, requires_grad=True)
+    attend = lambda: block_sparse_attention(
+        qkv, offsets_of(lengths), 5, plan, block_size, impl="cpp"
+    )
+    counted = [one.work.flops for one in count(lambda: attend().sum().backward())]
+    assert [n for n in counted if n] == [2 * n * heads * dim * pairs for n in (2, 5)]
+
+
+def test_flops_of_relative_positions_are_those_of_their_terms():
+    lengths, heads, dim = [1, 0, 9], 2, 16
+    qkv = torch.randn(sum(lengths), 3, heads, dim, requires_grad=True)
+    keys, slots = torch.randn(4, heads, dim), torch.arange(17).clamp(max=3).int()
+    attend = lambda: disentangled_attention(
+        qkv, offsets_of(lengths), 9, slots, position_keys=keys, impl="cpp"
+    )
+    counted = [one.work.flops for one in count(lambda: attend().sum().backward())]
+    # One term: one product in the forward; in the backward it again, and the gradients of both its factors.
+    assert [n for n in counted if n] == [2 * n * heads * dim * (1 + 81) for n in (3, 8)]
 
 
 def test_flops_of_a_window_on_other_keys_are_those_of_whole_windows():

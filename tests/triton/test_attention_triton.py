@@ -6,6 +6,7 @@ from fastenc.kernels import attention_short
 from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc.ops import attention
+from fastenc.ops.attention import triton_limit
 from fastenc.ops.attention_blocks import AttentionBlocks
 from fastenc.reference.attention import attention as reference
 from fastenc.testing import assert_within_budget
@@ -49,11 +50,12 @@ def gradients(out, leaves, dout):
         return {"atomic": atomic, "deterministic": gradients_of(out, leaves, dout)}
 
 
-@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128])
+@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 256])
 def test_values_and_gradients_keep_the_budget_at_edge_lengths(triton_target, dim):
     lengths = (1, 0, 63, 64, 65, 129) if dim == 32 else (5, 0, 130)
     on_gpu = triton_target.device.type == "cuda"
-    for dtype in triton_target.dtypes if on_gpu or dim == 32 else [torch.float16]:
+    dtypes = triton_target.dtypes if on_gpu or dim == 32 else [torch.float16]
+    for dtype in dtypes if dim <= 128 else set(dtypes) - {torch.float32}:
         qkv, cu_seqlens, longest = packed(lengths, 2, dim, dtype)
         qkv = qkv.detach().to(triton_target.device).requires_grad_()
         cu_seqlens = cu_seqlens.to(triton_target.device)
@@ -100,6 +102,43 @@ def test_short_sequences_keep_the_budget(triton_target, lengths, dim):
             torch.autograd.grad(exact, exact_qkv, dout.double())[0],
             f"{dtype} dqkv",
         )
+
+
+@pytest.mark.parametrize("lengths", [(5, 0, 40), (3, 130)], ids=["short", "any length"])
+def test_heads_that_share_keys_keep_the_budget(triton_target, lengths):
+    """Against PyTorch's attention with a copy of the keys and values for each head; the bias's gradient is a sum."""
+    heads, key_heads, dim = 4, 2, 16
+    qkv = torch.randn(sum(lengths), heads + 2 * key_heads, dim, dtype=torch.float16)
+    qkv, cu_seqlens = qkv.to(triton_target.device).requires_grad_(), offsets_of(lengths)
+    cu_seqlens, exact_qkv = cu_seqlens.to(qkv.device), qkv.detach().double().requires_grad_()
+    of_each_head = torch.arange(heads, device=qkv.device) // 2
+    columns = [heads + of_each_head, heads + key_heads + of_each_head]
+    copied = lambda x: torch.stack([x[:, :heads], *(x[:, each] for each in columns)], 1)
+    named = {"num_key_heads": key_heads, "impl": triton_target.impl}
+    out = attention(qkv, cu_seqlens, max(lengths), **named)
+    theirs, exact = plain(copied(qkv), lengths), plain(copied(exact_qkv), lengths)
+    assert_within_budget(out, theirs, exact, "out")
+    dout = torch.randn_like(out)
+    (plain_dqkv,) = torch.autograd.grad(theirs, qkv, dout)
+    (exact_dqkv,) = torch.autograd.grad(exact, exact_qkv, dout.double())
+    for mode, (dqkv,) in gradients(out, qkv, dout).items():
+        assert_within_budget(dqkv, plain_dqkv, exact_dqkv, f"{mode} dqkv")
+    parts = qkv.detach().split((heads, key_heads, key_heads), 1)
+    attention_call = (*parts, *self_attention_call(cu_seqlens, max(lengths), scale=dim**-0.5))
+    out, lse = torch.ops.fastenc.attention_fwd(*attention_call)
+    _, *_, dbias = torch.ops.fastenc.attention_bwd(
+        dout, None, out, lse, *attention_call, True, False, True
+    )
+    exact_sum, rounding = exact_dqkv.flatten(1).sum(0), exact_dqkv.abs().flatten(1).sum(0)
+    assert ((dbias - exact_sum).abs() <= 8 * torch.finfo(qkv.dtype).eps * rounding + 1e-6).all()
+
+
+def test_heads_of_more_than_128_columns_are_for_2_byte_types():
+    for dtype in (torch.bfloat16, torch.float16):
+        assert triton_limit(256, dtype) is None
+    assert triton_limit(128, torch.float32) is None
+    assert "at most 128 in torch.float32, got 144" in triton_limit(144, torch.float32)
+    assert "at most 256, got 272" in triton_limit(272, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

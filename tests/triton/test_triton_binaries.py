@@ -15,9 +15,9 @@ triton = pytest.importorskip("triton")
 
 # Bytes of stack a thread, which also bound the number of loads and stores there. Most kernels have none. A few
 # registers' worth is allowed in: attention's dk and dv (eight in short sequences with dropout on sm_80), above all in
-# TF32; the gradient of its relative bias; its forward with a relative bias; products without matrix instructions; the
-# widest norms and that of 640 columns (five chunks of 128), whose three sums for each column fill the registers; and
-# the CRF's backward.
+# TF32; its dq with shared keys; the gradient of its relative bias; its forward with a relative bias; products without
+# matrix instructions; the widest norms and that of 640 columns (five chunks of 128), whose three sums for each column
+# fill the registers; and the CRF's backward.
 STACK = {80: 32, 89: 32, 90: 0, 100: 16}
 TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 160, 128
 # The launches were chosen with code from Triton 3.9. Code from 3.6 has up to 224 bytes more stack, mostly in gradients
@@ -25,13 +25,15 @@ TIGHT, WITHOUT_MATRICES, WIDEST_NORMS, CRF_BACKWARD = 56, 48, 160, 128
 NEWER = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 OLDER_TRITON = 0 if NEWER else 224
 # Bytes of stack of single variants that spill outside of their main loop only (docs/design/0006).
-HALF = "attention kernel={} head_dim=64 precision=half biased={} {} warp_groups={} alone"
+HALF = "attention kernel={} head_dim=64 precision=half biased={} {} warp_groups={}"
+BF16 = "dtype=bfloat16 dropout=True"
 OUTSIDE_OF_LOOP = {
+    80: {HALF.format("backward_kv", True, BF16, "False of shared keys"): 48},
     90: {
-        HALF.format("backward_kv", False, "dtype=bfloat16 dropout=True", True): 8,
-        HALF.format("backward_kv", False, "dropout=True dtype=float16", True): 8,
+        HALF.format("backward_kv", False, BF16, "True alone"): 8,
+        HALF.format("backward_kv", False, "dropout=True dtype=float16", "True alone"): 8,
     },
-    100: {HALF.format("forward", True, "dtype=bfloat16 dropout=True", "False key_bias_ptr"): 40},
+    100: {HALF.format("forward", True, BF16, "False key_bias_ptr alone"): 40},
 }
 # The most shared memory of a program in bytes; sm_86 and sm_120 have as little as sm_89.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -41,6 +43,7 @@ SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 ALONE = re.compile(
     r"attention backward_relative|attention kernel=backward_\w+ head_dim=\d+ precision=(ieee|tf32)"
     r"|attention kernel=backward_kv head_dim=(96 precision=half biased=True|128)"
+    r"|attention kernel=\w+ head_dim=256"
     r"|attention_short max_seqlen=128 backward=True"
     r"|disentangled_attention kernel=((?!forward)\w+ head_dim=\d+ precision=half|.* precision=ieee)"
     r"|block_sparse_attention kernel=backward_\w+ head_dim=\d+ precision=half"
@@ -130,12 +133,14 @@ BUDGETS = {
 }
 
 # Decoders: causal attention, T5's with its relative bias and the bias's gradient, and attention to other keys, whose
-# programs are in a grid because there are no tables of blocks.
+# programs are in a grid because there are no tables of blocks. Qwen3's heads share keys, Gemma 3's have 256 columns.
 CAUSAL = (
     "attention kernel={} head_dim=64 precision=half biased=True dtype=bfloat16 dropout=True "
     "warp_groups={} window{} alone"
 )
 BIAS, CROSS = " and relative_ptr", LONG + " in a grid"
+SHARED_KEYS = f"attention kernel={{}} head_dim=64 precision=half biased=False {BF16} warp_groups={{}} of shared keys"
+WIDE = f"attention kernel={{}} head_dim=256 precision=half biased=False {BF16} warp_groups={{}}"
 RELATIVE_GRADIENT = "attention backward_relative 64 precision=half"
 DECODER_BUDGETS = {
     90: [
@@ -149,6 +154,11 @@ DECODER_BUDGETS = {
         Budget(CROSS.format("forward", True, True), 64, (16.8, 17.1), 240, "wgmma"),
         Budget(CROSS.format("backward_kv", True, True), 32, (24.8, 25.7), 255, "wgmma"),
         Budget(CROSS.format("backward_q", True, True), 32, (16.4, 17.5), 248, "wgmma"),
+        # Not backward_kv, which spills with Triton 3.6.
+        Budget(SHARED_KEYS.format("forward", True), 64, (16.8, 17.1), 240, "wgmma"),
+        Budget(SHARED_KEYS.format("backward_q", True), 32, (16.5, 17.8), 224, "wgmma"),
+        Budget(WIDE.format("forward", True), 8, (65.3, 75.7), 224, "wgmma"),
+        Budget(WIDE.format("backward_kv", True), 2, (222.5, 222.5), 160, "mma"),
     ],
     80: [
         Budget(CAUSAL.format("forward", False, ""), 16, (32.0, 30.9), 136, "mma"),
@@ -160,6 +170,10 @@ DECODER_BUDGETS = {
         Budget(RELATIVE_GRADIENT, 8, (95.4, 94.0), 248, "mma"),
         Budget(CROSS.format("backward_kv", True, False), 16, (34.4, 39.6), 255, "mma"),
         Budget(CROSS.format("backward_q", True, False), 32, (19.9, 19.7), 255, "mma"),
+        Budget(SHARED_KEYS.format("forward", False), 32, (21.3, 20.4), 176, "mma"),
+        Budget(SHARED_KEYS.format("backward_kv", False), 16, (34.5, 39.7), 255, "mma"),
+        Budget(WIDE.format("forward", False), 8, (92.3, 96.3), 255, "mma"),
+        Budget(WIDE.format("backward_kv", False), 2, (240, 283.5), 184, "mma"),
     ],
 }
 

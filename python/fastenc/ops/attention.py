@@ -29,8 +29,8 @@ from fastenc.reference.rotary import rotary as rotate_reference
 
 FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
 
-# The widest heads that the kernels take.
-WIDEST_CPP, WIDEST_TRITON = 256, 128
+WIDEST = 256  # the widest head that the kernels take
+WIDEST_FLOAT32 = 128  # the widest float32 head that the Triton kernels take
 
 declare("attention", "cpp", "triton", "cudnn")
 declare("cross_attention", "cpp", "triton")
@@ -90,12 +90,12 @@ def attention(
         rng_state: int64 (2,), seed and offset of dropout's mask, on qkv's device. None: random, from the device's
             default generator.
         num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
-            the queries reads head h // (num_heads / num_key_heads). A GPU copies keys and values for each head.
+            the queries reads head h // (num_heads / num_key_heads). Nothing is copied, except by cuDNN.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 128), "reference" or
-            "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no empty
-            sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout mask is
-            not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 256, in float32 up to 128),
+            "reference" or "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no
+            empty sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout
+            mask is not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv; with return_lse also softmax_lse
         (num_heads, total_tokens), float32.
     Raises: ValueError stating rule, received value, remedy.
@@ -179,7 +179,8 @@ def cross_attention(
 
     Args:
         q: (total_q, num_heads, head_dim), floating point; read in place if its last stride is 1, as k and v are.
-        k, v: (total_k, num_heads, head_dim), dtype of q.
+        k, v: (total_k, num_key_heads, head_dim), dtype of q. num_key_heads divides num_heads: with fewer heads than q,
+            head h of the queries reads head h // (num_heads / num_key_heads).
         cu_seqlens_q, cu_seqlens_k: int32 (batch+1,), offsets from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: host ints, at least the longest sequence of each.
         key_bias: floating point (total_k,).
@@ -193,10 +194,16 @@ def cross_attention(
             "cross_attention: q must be floating point of shape (total_q, num_heads, head_dim), "
             f"got {q.dtype} of shape {tuple(q.shape)}: view the projection's output that way"
         )
+    heads, head_dim = q.shape[1:]
     for name, value in (("k", k), ("v", v)):
-        if value.shape != (k.shape[0], *q.shape[1:]) or value.dtype != q.dtype:
+        divides = value.dim() == 3 and value.shape[1] and heads % value.shape[1] == 0
+        if (
+            not (divides or heads == 0)
+            or value.shape != (*k.shape[:2], head_dim)
+            or value.dtype != q.dtype
+        ):
             raise ValueError(
-                f"cross_attention: {name} must have shape (total_k, {q.shape[1]}, {q.shape[2]}) and dtype "
+                f"cross_attention: {name} must have shape (total_k, {heads} or a divisor of it, {head_dim}) and dtype "
                 f"{q.dtype}, as q and the other of k and v, got {value.dtype} of shape {tuple(value.shape)}"
             )
         checks.check_device("cross_attention", name, value, q)
@@ -227,6 +234,18 @@ def cross_attention(
     return _attend("cross_attention", (q, k, v), attention_call, return_lse, impl)
 
 
+def triton_limit(head_dim: int, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels do not take heads of this size and dtype, or None."""
+    if not 0 < head_dim <= WIDEST:
+        return f"head_dim must be at most {WIDEST}, got {head_dim}"
+    if head_dim > WIDEST_FLOAT32 and dtype.itemsize > 2:
+        return (
+            f"head_dim must be at most {WIDEST_FLOAT32} in {dtype}, got {head_dim}: wider heads spill registers, use "
+            "bfloat16 or float16"
+        )
+    return None
+
+
 def _attend(
     op: str,
     qkv: tuple[Tensor, ...],  # one tensor that holds all three, or three
@@ -244,17 +263,15 @@ def _attend(
         check_table(op, "rotary", attention_call.rotary, q, attention_call.max_seqlen_q)
     if attention_call.bounds is not None:
         _check_bounds(op, attention_call.bounds, q)
-    cpp_limit = triton_limit = None
-    if head_dim % 16 or not 0 < head_dim <= WIDEST_CPP:
-        cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST_CPP}, got {head_dim}"
-    if not 0 < head_dim <= WIDEST_TRITON:
-        triton_limit = f"head_dim must be at most {WIDEST_TRITON}, got {head_dim}"
+    cpp_limit = None
+    if head_dim % 16 or not 0 < head_dim <= WIDEST:
+        cpp_limit = f"head_dim must be a multiple of 16 up to {WIDEST}, got {head_dim}"
     chosen = choose(
         op,
         impl,
         q,
         cpp_limit=cpp_limit,
-        triton_limit=triton_limit,
+        triton_limit=triton_limit(head_dim, q.dtype),
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "cudnn":
@@ -500,9 +517,10 @@ def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
 def _cross_inputs(size: Size, draw: Draw) -> dict[str, Any]:
     """Every sequence's keys are another one's in number."""
     keys = [draw.choice(n or 3, 0, 1, 2 * n + 1) for n in reversed(size.lengths)]
-    rows = {"q": size.tokens, "k": sum(keys), "v": sum(keys)}
+    of_keys = (sum(keys), draw.choice(size.heads, 1))
+    shapes = {"q": (size.tokens, size.heads), "k": of_keys, "v": of_keys}
     return {
-        **{name: draw.normal(n, size.heads, size.head_dim) for name, n in rows.items()},
+        **{name: draw.normal(*shape, size.head_dim) for name, shape in shapes.items()},
         "cu_seqlens_q": draw.offsets(size.lengths),
         "cu_seqlens_k": draw.offsets(keys),
         "max_seqlen_q": size.longest,
@@ -514,6 +532,7 @@ def _cross_inputs(size: Size, draw: Draw) -> dict[str, Any]:
 
 def _plain_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, key_bias=None, **biases: Any) -> Tensor:
     """PyTorch's attention, a sequence at a time, with explicit masks."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     biased = key_bias is not None or bool(biases)
     hidden = k.new_zeros(len(k)) if key_bias is None else key_bias
     parts = ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k), (hidden, cu_seqlens_k))
@@ -531,7 +550,6 @@ def _plain(
     qkv, cu_seqlens, max_seqlen, dropout_p, softmax_scale, rotary=None, num_key_heads=None, **biases
 ) -> Tensor:
     q, k, v = _split((qkv,), num_key_heads)
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if rotary is not None:
         q, k = (rotated(x, rotary, cu_seqlens) for x in (q, k))
     return _plain_attention(q, k, v, cu_seqlens, cu_seqlens, **biases)

@@ -130,6 +130,27 @@ def first_rows(cu_seqlens: Tensor, block_size: int) -> Tensor:
     return offsets // block_size + torch.arange(len(offsets), device=offsets.device)
 
 
+def visible_pairs(plan: BlockPlan, cu_seqlens: Tensor, block_size: int) -> float:
+    """The number of pairs of a query and a key that it sees, in one head of the batch: the mean of the heads' plans.
+
+    It reads the plan back from its device.
+    """
+    starts, columns, cu_seqlens = (x.cpu().long() for x in (plan.starts, plan.columns, cu_seqlens))
+    first = first_rows(cu_seqlens, block_size)
+    rows = int(cu_seqlens[-1]) // block_size + len(first)
+    if not rows:
+        return 0.0
+    row = torch.arange(rows)
+    sequence = torch.searchsorted(first, row, right=True) - 1
+    lengths = cu_seqlens.diff()[sequence]
+    tokens_of = lambda lengths, blocks: (lengths - blocks * block_size).clamp(0, block_size)
+    queries = tokens_of(lengths, row - first[sequence])
+    plans = (len(starts) - 1) // rows
+    owner = torch.repeat_interleave(row.repeat(plans), starts.diff())
+    keys = tokens_of(lengths[owner], columns[: int(starts[-1])])
+    return float((queries[owner] * keys).sum()) / plans
+
+
 def _check_plan(plan: BlockPlan, block_size: int, qkv: Tensor, cu_seqlens: Tensor) -> None:
     if not 1 <= block_size < 2**31:
         rule = "at least 1" if block_size < 1 else "below 2**31"

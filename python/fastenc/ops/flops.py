@@ -12,6 +12,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 import fastenc.ops  # noqa: F401  (defines the ops)
 from fastenc.ops import encoder_layer, gemm, int8_products  # noqa: F401
+from fastenc.ops.block_sparse_attention import BlockPlan
+from fastenc.ops.block_sparse_attention import visible_pairs as planned_pairs
 
 # {argument's name: value} of a call → FLOPs.
 Formula = Callable[[dict[str, Any]], float]
@@ -67,6 +69,31 @@ def _attention(products: int) -> Formula:
     return flops
 
 
+def _disentangled_attention(products: int, of_term: int) -> Formula:
+    """of_term: products more for each term of relative positions."""
+
+    def flops(a: dict[str, Any]) -> float:
+        terms = sum(a[name] is not None for name in ("position_keys", "position_queries"))
+        pairs = _pairs(a["cu_seqlens"], None, (a["max_seqlen"],) * 2, (-1, -1))
+        return 2 * (products + terms * of_term) * a["q"].shape[1] * a["q"].shape[2] * pairs
+
+    return flops
+
+
+def _block_sparse_attention(products: int) -> Formula:
+    """Plans of fake tensors have no values; then every entry counts as two whole blocks."""
+
+    def flops(a: dict[str, Any]) -> float:
+        plan, size = BlockPlan(a["starts"], a["columns"], a["counts"]), a["block_size"]
+        if plan.starts.is_meta or type(plan.starts) is not Tensor:
+            pairs = float(plan.columns.shape[0] * size * size)
+        else:
+            pairs = planned_pairs(plan, a["cu_seqlens"], size)
+        return 2 * products * a["q"].shape[1] * a["q"].shape[2] * pairs
+
+    return flops
+
+
 def _layer_attention(a: dict[str, Any]) -> float:
     width = a["num_heads"] * a["head_dim"]
     columns = width + 2 * a["num_key_heads"] * a["head_dim"]
@@ -84,6 +111,12 @@ FORMULAS: dict[str, Formula] = {
     "attention_fwd": _attention(2),
     # The backward computes the scores again.
     "attention_bwd": _attention(5),
+    "block_sparse_attention_fwd": _block_sparse_attention(2),
+    "block_sparse_attention_bwd": _block_sparse_attention(5),
+    "disentangled_attention_fwd": _disentangled_attention(2, 1),
+    "disentangled_attention_bwd": _disentangled_attention(5, 3),
+    "linear_gelu_fwd": lambda a: 2 * a["x"].numel() * a["weight"].shape[0],
+    "linear_gelu_bwd": lambda a: 2 * a["dy"].numel() * a["weight"].shape[1],
     "gemm": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "gemm_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "gemm_packed": lambda a: 2 * a["a"].numel() * a["columns"],

@@ -15,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fastenc.models import EncoderConfig
+from fastenc.nn.block_plan import block_plan
+from fastenc.nn.layer_spec import AttentionSpec
+from fastenc.ops.block_sparse_attention import visible_pairs as planned_pairs
 from fastenc.ops.flops import visible_pairs  # its module registers the formulas of our ops
 from fastenc.profiling.roofline import Work
 
@@ -126,14 +129,16 @@ def _bytes(tensor: Tensor) -> int:
 def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
     """FLOPs of the matrix products of one forward, without padding. A training step has three times as many.
 
-    Those of the embeddings' projection, of the layers as their specs describe them, and of the masked-LM head.
+    Those of the embeddings' projection, of the layers as their specs describe them, and of the masked-LM head. Left out
+    are products that do not depend on the texts, as those of a table of relative positions, and global tokens. Blocks
+    are those of evaluation.
 
     Args:
         lengths: number of tokens of each sequence.
         labelled: number of rows that the masked-LM head computes.
     """
     width, table_width, tokens = config.hidden_size, config.embedding_size, sum(lengths)
-    flops = labelled * 2 * table_width * (width + config.vocab_size)
+    flops = 2.0 * labelled * table_width * (width + config.vocab_size)
     if config.architecture.embedding_projection(config):
         flops += tokens * 2 * table_width * width
     for number in range(config.num_layers):
@@ -141,7 +146,18 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         attention, feed_forward = spec.attention, spec.feed_forward
         heads = attention.num_heads * attention.head_dim
         matrices = 3 if feed_forward.gated else 2
-        weights = width * (4 * heads + matrices * feed_forward.intermediate_size)
-        pairs = sum(visible_pairs(n, attention.window) for n in lengths)
-        flops += 2 * tokens * weights + 4 * heads * pairs
-    return float(flops)
+        projections = (sum(attention.heads) + attention.num_heads) * attention.head_dim
+        weights = width * (projections + matrices * feed_forward.intermediate_size)
+        products = 2 + len(attention.position_terms)
+        flops += 2 * tokens * weights + 2 * products * heads * _pairs(attention, lengths)
+    return flops
+
+
+def _pairs(spec: AttentionSpec, lengths: Sequence[int]) -> float:
+    """The number of pairs of a query and a key that it sees, in one head of a layer."""
+    if spec.block_size:
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+        plan = block_plan(spec, cu_seqlens, sum(lengths), max(lengths, default=0))
+        if plan is not None:
+            return planned_pairs(plan, cu_seqlens, spec.block_size)
+    return sum(visible_pairs(n, spec.window) for n in lengths)

@@ -99,9 +99,6 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _check(bool(causal), attention_mask, query, key, options)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    groups = q.shape[2] // k.shape[2]
-    if groups > 1:
-        k, v = (x.repeat_interleave(groups, 2) for x in (k, v))
     batch, length = q.shape[:2]
     if cu_seq_lens_q is not None:
         if cu_seq_lens_k is not None and not torch.equal(cu_seq_lens_q, cu_seq_lens_k):

@@ -51,7 +51,7 @@ from fastenc.ops import (
     rms_norm,
 )
 from fastenc.ops import attention as attention_op
-from fastenc.ops.attention import WIDEST_CPP
+from fastenc.ops.attention import WIDEST
 from fastenc.packing import check_cu_seqlens
 
 # With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
@@ -152,7 +152,7 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     rows, columns = weight.shape
     if rows % 16 or columns % 16 or spec.attention.head_dim % 16:
         return "widths must be multiples of 16"
-    widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST_CPP
+    widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST
     if spec.attention.head_dim > widest:
         return f"head_dim must be at most {widest}, it is {spec.attention.head_dim}"
     if len(spec.norm_types) > 1:

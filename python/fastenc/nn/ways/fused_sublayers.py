@@ -37,13 +37,14 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.ops import activation, checks, dispatch
-from fastenc.ops.attention import TENSORS, WIDEST_CPP, WIDEST_TRITON, self_attention_call
+from fastenc.ops.attention import TENSORS, WIDEST, self_attention_call, triton_limit
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
 from fastenc.ops.global_window_attention import PARTS, joined_calls, local_backward, local_forward
 from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
+WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than the plain one
 # The features of a call that these nodes compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
@@ -96,11 +97,11 @@ def mode_reason() -> str | None:
 def shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
     """Why a layer of this description cannot run as fused autograd nodes, or None. op: the name of its attention's."""
     head_dim = spec.attention.head_dim
-    widest = WIDEST_CPP if x.device.type == "cpu" else WIDEST_TRITON
-    if op != "attention":
-        widest = WIDEST_TRITON
+    widest = WIDEST if op == "attention" else WIDEST_OTHERS
     if head_dim % 16 or head_dim > widest:
         return f"head_dim must be a multiple of 16 up to {widest}, it is {head_dim}"
+    if x.device.type != "cpu" and (reason := triton_limit(head_dim, x.dtype)):
+        return reason
     if x.shape[-1] > 8192:
         return f"the hidden size must be at most 8192, it is {x.shape[-1]}"
     if dispatch.choose(op, "auto", x) == "reference":
