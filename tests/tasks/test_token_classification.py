@@ -281,5 +281,6 @@ def test_errors_are_one_line(folder, untrained, capsys, monkeypatch):
     assert "untrained was fine-tuned for another task: it holds BertForTokenClassification" in text
     text = failure(capsys, "predict", folder / "untrained", dev, "-o", folder / "x.tsv", "-t", "a")
     assert (
-        "--text is an option of sequence-classification, sentence-embedding, sparse-embedding, not of token-" in text
+        "--text is an option of sequence-classification, sentence-embedding, sparse-embedding, not of token-"
+        in text
     )
