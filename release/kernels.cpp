@@ -149,15 +149,15 @@ void check_products() {
     for (const bool pairs : {false, true}) {
       if (pairs && !(bf16 && has_bf16_dot_products())) continue;
       Output few(rows * columns, false);
-      GemmFewRows call{};
-      call.a = a.data(pairs), call.a_bf16 = pairs, call.a_row = depth, call.weight = weight;
-      call.bias = bias.wide.data(), call.c = few.wide.data(), call.rows = rows;
-      std::vector<float> turned(few_rows_floats(call));
+      GemmFewRows product{};
+      product.a = a.data(pairs), product.a_bf16 = pairs, product.a_row = depth, product.weight = weight;
+      product.bias = bias.wide.data(), product.c = few.wide.data(), product.rows = rows;
+      std::vector<float> turned(few_rows_floats(product));
       if (pairs) {
-        FASTENC_CALL(gemm_pairs, call, 0, columns);
+        FASTENC_CALL(gemm_pairs, product, 0, columns);
       } else {
-        FASTENC_CALL(pack_few_rows, call, turned.data());
-        FASTENC_CALL(gemm_few_rows, call, turned.data(), 0, columns);
+        FASTENC_CALL(pack_few_rows, product, turned.data());
+        FASTENC_CALL(gemm_few_rows, product, turned.data(), 0, columns);
       }
       compare("few rows" + dtype + (pairs ? " in pairs" : ""), few, wanted, rounding(false));
     }

@@ -84,8 +84,8 @@ class Case:
             self.theirs.relative_attention_bias.weight = torch.nn.Parameter(table, trained)
             table = self.theirs.relative_attention_bias.weight
             bias = self.theirs.compute_bias(*2 * (self.real.shape[1],))
-            call = partial(eager_attention_forward, self.theirs, *inputs, self.mask, scaling=1.0)
-            out, _ = call(position_bias=bias)
+            attend = partial(eager_attention_forward, self.theirs, *inputs, self.mask, scaling=1.0)
+            out, _ = attend(position_bias=bias)
             dout = self.padded(self.dout).transpose(1, 2).contiguous()
         wanted = (*inputs, table) if trained else inputs
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)

@@ -40,7 +40,7 @@ class Example:
         rows, length = self.mask.shape
         self.weight = torch.randn(32, generator=draw)
         self.sequences = torch.randint(2, (rows,), generator=draw)
-        self.places = torch.randint(length, (rows, 2), generator=draw)
+        self.answers = torch.randint(length, (rows, 2), generator=draw)
         chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask
         high = 97 if task == "ForMaskedLM" else 2
         self.tokens = torch.randint(high, (rows, length), generator=draw).where(chosen, -100)
@@ -54,7 +54,7 @@ class Example:
             output = model(**self.padded, labels=self.sequences)
             return output.logits, output.loss
         if self.task == "ForQuestionAnswering":
-            starts, ends = self.places.T
+            starts, ends = self.answers.T
             output = model(**self.padded, start_positions=starts, end_positions=ends)
             return torch.stack([output.start_logits, output.end_logits], -1)[self.mask], output.loss
         output = model(**self.padded, labels=self.tokens)
@@ -66,7 +66,7 @@ class Example:
             return hidden, (hidden * self.weight.to(hidden)).sum()
         labels = {
             "ForSequenceClassification": self.sequences,
-            "ForQuestionAnswering": self.places,
+            "ForQuestionAnswering": self.answers,
         }.get(self.task, self.tokens[self.mask])
         output = model(self.packed, labels)
         logits = model(self.packed).logits if output.logits is None else output.logits

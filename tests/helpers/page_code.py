@@ -14,7 +14,7 @@ import transformers
 
 import fastenc
 
-# What the server imports: this module, and with it what the lines below load.
+# The server imports this module, and so these attributes, which transformers and fastenc load when they are read.
 _LOADED = transformers.AutoModel, fastenc.Encoder, fastenc.patch
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload([__name__])

@@ -194,8 +194,8 @@ def collate_ranking(
     if not by_query:
         arguments["labels"] = torch.tensor([*chain.from_iterable(labels)], dtype=torch.float32)
         return arguments
-    places = iter(range(len(pairs)))
-    numbered = [[next(places) for _ in row] for row in labels]
+    pair_indices = iter(range(len(pairs)))
+    numbered = [[next(pair_indices) for _ in row] for row in labels]
     arguments["lists"] = _filled_up(numbered, 0, torch.int64)
     arguments["labels"] = _filled_up(labels, float("-inf"), torch.float32)
     teacher = [example.teacher for example in examples if example.teacher is not None]

@@ -297,8 +297,8 @@ class PretrainedModel(nn.Module):
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         """Initialise one module: weights normally distributed (the architecture gives the standard deviations for the
-        module's name), biases 0, norms 1 or the architecture's factor. On the meta device it has no values to draw, and
-        torch would import its compiler to draw them, which takes as long as importing torch."""
+        module's name), biases 0, norms 1 or the architecture's factor. A module on the meta device stays as it is; see
+        :class:`fastenc.nn.embedding_table.EmbeddingTable`."""
         if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
             return
         architecture = self.config.architecture

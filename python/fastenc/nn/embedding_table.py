@@ -4,9 +4,10 @@ from torch import nn
 
 
 class EmbeddingTable(nn.Embedding):
-    """:class:`torch.nn.Embedding`, which on the meta device, where a model is made before it is loaded, draws nothing.
+    """:class:`torch.nn.Embedding` that draws no values on the meta device.
 
-    There torch would import its compiler to draw, which takes as long as importing torch.
+    A model that will be loaded is made on that device. To draw there, torch imports its compiler, which takes as long
+    as importing torch.
     """
 
     def reset_parameters(self) -> None:

@@ -60,8 +60,8 @@ def folded_attention(
         folded = _products_of_heads(queries, key.unflatten(0, heads).transpose(1, 2))
         shifts = None if key_bias is None else (queries * key_bias.view(heads)).sum(2)
         streams, sums, totals = torch.arange(num_heads), [], []
-        places = torch.arange(len(rows)).split(list(counts))
-        for of_sequence, chosen in zip(states.split(list(lengths)), places, strict=True):
+        indices = torch.arange(len(rows)).split(list(counts))
+        for of_sequence, chosen in zip(states.split(list(lengths)), indices, strict=True):
             if not len(chosen):
                 continue
             scores = linear(folded[chosen].flatten(0, 1), of_sequence)

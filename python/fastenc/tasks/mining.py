@@ -79,7 +79,7 @@ class Mining:
 
 
 class Mined(NamedTuple):
-    """A query with its positives and the hard negatives that were found, the nearest first, with their scores."""
+    """A query with its positives and its hard negatives, the nearest first, with their scores."""
 
     query: str
     positives: list[str]
@@ -128,7 +128,7 @@ def mine_hard_negatives(
     queries = list(positives_of)
     positive_texts = list(chain.from_iterable(positives_of.values()))
     documents = list(dict.fromkeys([*corpus, *positive_texts]))
-    place = {text: index for index, text in enumerate(documents)}
+    index_of = {text: index for index, text in enumerate(documents)}
     embed = lambda texts, prompt: encoder.encode(
         texts, prompt=prompt, normalize=True, batch_size=batch_size, show_progress=show_progress
     )
@@ -140,27 +140,18 @@ def mine_hard_negatives(
     search = SEARCHES[options.search]
     scores, indices = (each.cpu() for each in search(of_queries, of_documents, k, show_progress))
     rows = torch.arange(len(queries)).repeat_interleave(torch.tensor(counts))
-    columns = torch.tensor([place[text] for text in positive_texts])
+    columns = torch.tensor([index_of[text] for text in positive_texts])
     positive_scores = (of_queries.cpu()[rows].float() * of_documents.cpu()[columns].float()).sum(1)
     if cross_encoder is not None:
-        asked = [
-            (queries[row], documents[column]) for row, column in zip(rows, columns, strict=True)
-        ]
-        positive_scores = cross_encoder.predict(
-            asked, batch_size=batch_size, show_progress=False
+        predict = lambda pairs: cross_encoder.predict(
+            pairs, batch_size=batch_size, show_progress=False
         ).cpu()
-        scores = torch.stack(
-            [
-                cross_encoder.predict(
-                    [(query, documents[column]) for column in near],
-                    batch_size=batch_size,
-                    show_progress=False,
-                ).cpu()
-                for query, near in zip(
-                    progress_bar(queries, "scoring", "query", show_progress), indices, strict=True
-                )
-            ]
+        near_pairs = lambda query, near: [(query, documents[column]) for column in near]
+        positive_scores = predict(
+            [(queries[row], documents[column]) for row, column in zip(rows, columns, strict=True)]
         )
+        bar = progress_bar(queries, "scoring", "query", show_progress)
+        scores = torch.stack([predict(each) for each in map(near_pairs, bar, indices)])
     own = positive_scores.split(counts)
     for row, of_query in enumerate(columns.split(counts)):
         scores[row, torch.isin(indices[row], of_query)] = NONE
@@ -170,15 +161,20 @@ def mine_hard_negatives(
     draw = torch.Generator().manual_seed(options.seed)
     mined = []
     for row, (query, positives) in enumerate(positives_of.items()):
-        places = torch.arange(options.skip, int((scores[row] > NONE).sum()))
-        if options.sampling == "random":
-            chosen = torch.randperm(len(places), generator=draw)[: options.num_negatives]
-            places = places[chosen.sort().values]
-        places = places[: options.num_negatives]
-        found = [documents[column] for column in indices[row, places]]
-        numbers = own[row].tolist(), scores[row, places].tolist()
-        mined.append(Mined(query, list(positives), found, *numbers))
+        ranks = _sampled_ranks(int((scores[row] > NONE).sum()), options, draw)
+        negatives = [documents[column] for column in indices[row, ranks]]
+        of_positives, of_negatives = own[row].tolist(), scores[row, ranks].tolist()
+        mined.append(Mined(query, list(positives), negatives, of_positives, of_negatives))
     return mined
+
+
+def _sampled_ranks(candidates: int, options: Mining, draw: torch.Generator) -> Tensor:
+    """The ranks of a query's negatives among its candidates, ascending."""
+    ranks = torch.arange(options.skip, candidates)
+    if options.sampling == "random":
+        chosen = torch.randperm(len(ranks), generator=draw)[: options.num_negatives]
+        ranks = ranks[chosen.sort().values]
+    return ranks[: options.num_negatives]
 
 
 def _left_out(scores: Tensor, worst_positive: Tensor, options: Mining) -> Tensor:

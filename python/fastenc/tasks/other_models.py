@@ -19,10 +19,10 @@ def guide_vectors(name: str, texts: Sequence[Sequence[str]]) -> Tensor:
     Returns: float32 (pairs, texts of a pair, width) on the CPU.
     """
     encoder = Encoder.from_pretrained(name).to(_device())
-    different = {text: None for text in chain.from_iterable(texts)}
-    places = {text: place for place, text in enumerate(different)}
-    vectors = encoder.encode(list(different)).cpu()
-    return vectors[torch.tensor([[places[text] for text in row] for row in texts])]
+    different = list(dict.fromkeys(chain.from_iterable(texts)))
+    index_of = {text: index for index, text in enumerate(different)}
+    vectors = encoder.encode(different).cpu()
+    return vectors[torch.tensor([[index_of[text] for text in row] for row in texts])]
 
 
 def teacher_scores(name: str, texts: Sequence[Sequence[str]]) -> list[list[float]]:

@@ -28,7 +28,7 @@ def ranking_metrics(
             continue
         # Of equal scores, trec_eval ranks the last name first.
         order = sorted(range(len(row)), key=relevance.__getitem__, reverse=True)
-        names = {index: f"{place:09d}" for place, index in enumerate(order)}
+        names = {index: f"{rank:09d}" for rank, index in enumerate(order)}
         truth[str(number)] = {names[i]: int(label) for i, label in enumerate(relevance)}
         run[str(number)] = {names[i]: float(score) for i, score in enumerate(row)}
     evaluator = trec_eval.RelevanceEvaluator(
@@ -38,10 +38,10 @@ def ranking_metrics(
     # trec_eval has no reciprocal rank that is cut at ten.
     for each in results:
         each["recip_rank"] = each["recip_rank"] if each["recip_rank"] > 1 / 10.5 else 0.0
-    names_there = ("ndcg_cut_10", "recip_rank", "map", "recall_10")
+    measures = ("ndcg_cut_10", "recip_rank", "map", "recall_10")
     return {
-        name: sum(each[there] for each in results) / max(len(results), 1)
-        for name, there in zip(METRICS, names_there, strict=True)
+        name: sum(each[measure] for each in results) / max(len(results), 1)
+        for name, measure in zip(METRICS, measures, strict=True)
     }
 
 

@@ -1,9 +1,8 @@
 """The task of sentence embedding: vectors of texts, learnt from pairs of similar texts or from similarity scores."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,22 +15,20 @@ from fastenc.data.pairs import (
     TextPairs,
     collate_pairs,
     encode_pairs,
-    iterate_pairs,
     read_pairs,
 )
-from fastenc.data.readers import in_parts
-from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SentenceEmbedder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, Task
+from fastenc.tasks.base import QUOTING
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.other_models import guide_vectors, teacher_scores
 from fastenc.tasks.summary import number_range
+from fastenc.tasks.text_pairs import TextPairTask
 
 
 @dataclass(frozen=True)
-class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
+class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     """Vectors whose cosine similarity measures how similar two texts are.
 
     Without ``similarity``, the loss is contrastive: the negatives of a pair are the other partners in its micro-batch
@@ -52,6 +49,7 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
 
     name = "sentence-embedding"
     model_class = SentenceEmbedder
+    of_texts = "Encoder.encode gives the vectors of texts"
 
     max_length: int | None = option(
         None,
@@ -139,16 +137,6 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
             highest = train.highest
         return read_pairs(path, self.text, self.similarity, highest, self.quoting)
 
-    def data_of(self, inputs: Sequence[Any]) -> TextPairs:
-        """The data of pairs of texts."""
-        for index, each in enumerate(inputs):
-            if isinstance(each, str) or len(each) != 2 or not all(isinstance(t, str) for t in each):
-                raise ValueError(
-                    f"input {index} must be a pair of texts, whose similarity is predicted, got {each!r}: "
-                    "Encoder.encode gives the vectors of texts"
-                )
-        return TextPairs([tuple(each) for each in inputs], [])
-
     def describe_labels(self, data: TextPairs) -> str:
         return f"{self.similarity}: {number_range(data.scores)}" if data.scores else ""
 
@@ -157,14 +145,6 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
         kept = super().options_to_keep(train) | highest
         # Evaluation must not need the folders of the training's other models.
         return {name: value for name, value in kept.items() if name not in ("guide", "teacher")}
-
-    def read_inputs(self, path: str | Path) -> TextPairs:
-        # Prediction does not need the hard negatives of training.
-        return TextPairs(list(iterate_pairs(path, self.text[:2], self.quoting)), [])
-
-    def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
-        for texts in in_parts(iterate_pairs(path, self.text[:2], self.quoting), size):
-            yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "matryoshka_layers", *EmbeddingLoss.__dataclass_fields__)
@@ -205,12 +185,6 @@ class SentenceEmbedding(Task[SentenceEmbedder, TextPairs, PairExample, Tensor]):
         if data.scores:
             return regression_metrics(self.similarities(predictions), data.scores)
         return retrieval_metrics(data.texts, predictions)
-
-    def lines(
-        self, model: SentenceEmbedder, data: TextPairs, predictions: Tensor, suffix: str
-    ) -> Iterable[str]:
-        rows = [{"similarity": value} for value in self.similarities(predictions)]
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
 
     def room(self, model: SentenceEmbedder) -> int:
         limit = model.encoder.max_tokens

@@ -1,9 +1,8 @@
 """The task of sparse embedding (SPLADE): weights of the vocabulary's tokens, learnt from queries and their texts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +14,17 @@ from fastenc.data.pairs import (
     TextPairs,
     collate_pairs,
     encode_pairs,
-    iterate_pairs,
     read_pairs,
 )
-from fastenc.data.readers import in_parts
-from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SparseEncoder
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, Task
+from fastenc.tasks.base import QUOTING
 from fastenc.tasks.metrics import sparse_retrieval_metrics
+from fastenc.tasks.text_pairs import TextPairTask
 
 
 @dataclass(frozen=True)
-class SparseEmbedding(Task[SparseEncoder, TextPairs, PairExample, Tensor]):
+class SparseEmbedding(TextPairTask[SparseEncoder]):
     """Weights of tokens whose dot product says how well a text answers a query.
 
     The loss selects each query's partner among the partners and hard negatives of its micro-batch, by the dot products.
@@ -39,6 +36,7 @@ class SparseEmbedding(Task[SparseEncoder, TextPairs, PairExample, Tensor]):
 
     name = "sparse-embedding"
     model_class = SparseEncoder
+    of_texts = "SparseEncoder.encode_sparse gives the weights of texts"
 
     max_length: int | None = option(
         None,
@@ -70,24 +68,6 @@ class SparseEmbedding(Task[SparseEncoder, TextPairs, PairExample, Tensor]):
 
     def read(self, path: str | Path, train: TextPairs | SparseEncoder | None = None) -> TextPairs:
         return read_pairs(path, self.text, quoting=self.quoting)
-
-    def data_of(self, inputs: Sequence[Any]) -> TextPairs:
-        """The data of pairs of texts."""
-        for index, each in enumerate(inputs):
-            if isinstance(each, str) or len(each) != 2 or not all(isinstance(t, str) for t in each):
-                raise ValueError(
-                    f"input {index} must be a pair of texts, whose similarity is predicted, got {each!r}: "
-                    "SparseEncoder.encode_sparse gives the weights of texts"
-                )
-        return TextPairs([tuple(each) for each in inputs], [])
-
-    def read_inputs(self, path: str | Path) -> TextPairs:
-        # Prediction does not need the hard negatives of training.
-        return TextPairs(list(iterate_pairs(path, self.text[:2], self.quoting)), [])
-
-    def input_parts(self, path: str | Path, size: int) -> Iterator[TextPairs]:
-        for texts in in_parts(iterate_pairs(path, self.text[:2], self.quoting), size):
-            yield TextPairs(texts, [])
 
     def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "scale", "query_flops", "document_flops")
@@ -137,12 +117,6 @@ class SparseEmbedding(Task[SparseEncoder, TextPairs, PairExample, Tensor]):
         active = weights.values().count_nonzero() / max(1, pairs * texts)
         metrics = sparse_retrieval_metrics(data.texts, flat.coalesce())
         return {**metrics, "active_tokens": float(active)}
-
-    def lines(
-        self, model: SparseEncoder, data: TextPairs, predictions: Tensor, suffix: str
-    ) -> Iterable[str]:
-        rows = [{"similarity": value} for value in self.similarities(predictions)]
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
 
     def room(self, model: SparseEncoder) -> int:
         return min(self.max_length or model.max_tokens, model.max_tokens)

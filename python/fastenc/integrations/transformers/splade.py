@@ -20,11 +20,13 @@ _pooled_model: ContextVar[nn.Module | None] = ContextVar("pooled masked-LM model
 
 def install(model: nn.Module) -> None:
     """Give a SparseEncoder the forward that pools in the head; other models stay as they are."""
-    if _class_of_sparse_encoders() is not None and isinstance(model, _class_of_sparse_encoders()):
+    sparse_encoder = _class_of_sparse_encoders()
+    if sparse_encoder is not None and isinstance(model, sparse_encoder):
         model.forward = functools.partial(_forward, model)  # type: ignore[method-assign]
 
 
 def uninstall(model: nn.Module) -> None:
+    """Restore the forward of its class."""
     if getattr(model.__dict__.get("forward"), "func", None) is _forward:
         del model.forward
 

@@ -100,9 +100,9 @@ def _repeated(ids: Tensor, own: int, pairs: int) -> Tensor:
 
     ``ids``: one block of ``pairs`` candidates after another, of which the first ``own`` are this process's.
     """
-    place = torch.arange(len(ids), device=ids.device)
-    of_others = place % pairs >= own
-    before = (~of_others)[:, None] | (place[:, None] < place)
+    number = torch.arange(len(ids), device=ids.device)
+    of_others = number % pairs >= own
+    before = (~of_others)[:, None] | (number[:, None] < number)
     return of_others & ((ids[:, None] == ids) & before).any(0)
 
 
@@ -113,7 +113,7 @@ def _nearer(guides: Tensor, own: int) -> Tensor:
     """
     unit = F.normalize(guides.float(), dim=2)
     texts, partners = unit[:own, 0], unit[:own, 1]
-    found = torch.cat(
+    similarities = torch.cat(
         [
             texts @ unit[:, 1:].transpose(0, 1).flatten(0, 1).T,
             texts @ unit[:, 0].T,
@@ -121,7 +121,7 @@ def _nearer(guides: Tensor, own: int) -> Tensor:
         ],
         dim=1,
     )
-    return found > (texts * partners).sum(1, keepdim=True)
+    return similarities > (texts * partners).sum(1, keepdim=True)
 
 
 def cosent_loss(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tensor:
