@@ -94,10 +94,11 @@ def _processor_name() -> str:
         lines = []
     values = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
     name = values.get("model name") or platform.processor() or "unknown processor"
-    # Generations of AMD's server processors can have the same name, too.
-    generation = {"25": "Zen 4", "26": "Zen 5"}.get(values.get("cpu family", ""))
-    has_generation = name.startswith("AMD") and "avx512f" in values.get("flags", "").split()
-    return f"{name} ({generation})" if generation and has_generation else name
+    # Generations of AMD's server processors can have the same name, too. Zen 3 and Zen 4 share a family.
+    has_avx512 = "avx512f" in values.get("flags", "").split()
+    generations = {("25", False): "Zen 3", ("25", True): "Zen 4", ("26", True): "Zen 5"}
+    generation = generations.get((values.get("cpu family", ""), has_avx512))
+    return f"{name} ({generation})" if generation and name.startswith("AMD") else name
 
 
 def folder_of_device() -> str:
