@@ -144,7 +144,7 @@ def in_cuda(name: str) -> bool:
 
 def small_sizes() -> None:
     _tuning.TOKENS = 512
-    from benchmarks import bench_models, gpu_quick, tune
+    from benchmarks import bench_models, bench_seq2seq_step, gpu_quick, tune
     from benchmarks.gpu_quick import sweep
     from fastenc.profiling import models
 
@@ -152,6 +152,9 @@ def small_sizes() -> None:
         models.SIZES[name] = replace(config, num_layers=1)
     bench_models.TOKENS, bench_models.DTYPE = 512, torch.bfloat16
     bench_models.AUTOCAST = bench_models.GRAPHS = True
+    bench_seq2seq_step.MODEL = dict(layers=1, heads=12, width=768, inner=2048)
+    bench_seq2seq_step.PAIRS, bench_seq2seq_step.EQUAL = 2, (512, 114)
+    bench_seq2seq_step.AUTOCAST = bench_seq2seq_step.OPTIMIZER = True
     gpu_quick.REAL = gpu_quick.REAL._replace(
         tokens=1024, vocabulary=1000, batches=((512, 128), (1024, 512))
     )

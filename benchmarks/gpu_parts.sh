@@ -119,6 +119,7 @@ case $PART in
       for model in bert-base minilm; do
         stage "$mode of $model" 75 "$RUN benchmarks.bench_models $model $mode --no-compile"
       done
+      [[ $mode == training ]] && stage "training of t5-base" 60 "$RUN benchmarks.bench_seq2seq_step"
     done
     if [[ -n $DRY ]]; then # these tell this machine's times
       stage profile 60 "$PYTHON -m fastenc.cli profile minilm --batch-size 2 --length 16 --train -o $VISIT/profile"

@@ -14,7 +14,7 @@ import torch
 
 import fastenc
 from benchmarks._harness import compare, read_cases, write
-from benchmarks.studies._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
+from benchmarks._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
 from fastenc.packing import pack_sequences
 
 RESULT, NEW_TOKENS = "generation", 24

@@ -320,7 +320,12 @@ case "$*" in *"$FAILING"*) exit "${CODE:-0}" ;; esac
 BY_PART = {
     "1": [*gpu_quick.SECTIONS],
     "2": ["tests", "check", "time", "step"],
-    "3": ["training of bert-base", "training of minilm", "inference of bert-base"],
+    "3": [
+        "training of bert-base",
+        "training of minilm",
+        "training of t5-base",
+        "inference of bert-base",
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""The T5 that several studies time: in transformers, in fastenc, and its padded batches."""
+"""The T5 that benchmarks and studies time: in transformers, in fastenc, and its padded batches."""
 
 import tempfile
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from fastenc.models import Seq2Seq
 VOCABULARY = 32128  # T5's
 
 
-def hugging_face(layers: int, heads: int):
-    """A T5 v1.1 of ``layers`` + ``layers`` layers of width 512 with random weights, whose dropout is 0.1."""
+def hugging_face(layers: int, heads: int, width: int = 512, inner: int = 1024):
+    """A T5 v1.1 of ``layers`` + ``layers`` layers with random weights, whose dropout is 0.1."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=VOCABULARY,
-        d_model=512,
+        d_model=width,
         d_kv=64,
-        d_ff=1024,
+        d_ff=inner,
         num_layers=layers,
         num_heads=heads,
         decoder_start_token_id=0,
