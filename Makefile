@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try kernels-aarch64 wheel-aarch64 transformers-suite clean setup
+.PHONY: demo test test-all lint docs pages bench wheel wheel-pure wheel-check wheel-try kernels-aarch64 wheel-aarch64 wheel-try-aarch64 transformers-suite clean setup
 setup: .stamps/deps .stamps/build
 
 # One core installs what the project needs while the other compiles.
@@ -84,6 +84,10 @@ kernels-aarch64:
 # The wheels for AArch64, cross-compiled.
 wheel-aarch64: setup
 	MACHINE=aarch64 release/build.sh $(PYTHONS)
+
+# The wheel for AArch64 under qemu, beside torch's: every op's error, and the tests in OPS.
+wheel-try-aarch64:
+	TORCH="$(TORCH)" release/try_aarch64.sh $(PYTHON) $(OPS)
 
 # In a new environment, without a compiler, the wheel of each Python: QUICK=1 without the demo.
 wheel-try:

@@ -145,7 +145,7 @@ def extension():
     except ImportError as error:
         raise SystemExit(f"{error}\n{REMEDY}") from error
     cuda = cuda_targets(torch, cpp.CUDA_HOME)
-    print("fastenc: building for CPU (baseline, AVX2 and AVX-512 chosen at run time)")
+    print("fastenc: building for CPU (the instruction set is chosen at run time)")
     print(f"fastenc: building for CUDA {cuda}" if cuda else "fastenc: building without CUDA")
     # torch's copy of pybind11 is among its headers.
     parts = [library(cpp, cuda), module(cpp.include_paths()[0])]

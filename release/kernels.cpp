@@ -1,5 +1,5 @@
 // Runs kernels of every instruction set that this processor has against sums in double, without torch: for processors
-// that only an emulator offers, where torch itself may not run (release/aarch64.sh).
+// that only an emulator offers, where torch itself may not run (release/kernels_aarch64.sh).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -77,10 +77,10 @@ void check_layer_norm(bool bf16) {
   const Values x(rows * width), weight(width), bias(width);
   Output y(rows * width, bf16);
   std::vector<float> scratch(4 * 128);
-  LayerNormForward call{};
-  call.x = x.data(bf16), call.weight = weight.wide.data(), call.bias = bias.wide.data();
-  call.y = y.data(), call.width = width, call.eps = 1e-5f;
-  FASTENC_CALL(layer_norm_forward, call, bf16, 0, rows, scratch.data());
+  LayerNormForward norm{};
+  norm.x = x.data(bf16), norm.weight = weight.wide.data(), norm.bias = bias.wide.data();
+  norm.y = y.data(), norm.width = width, norm.eps = 1e-5f;
+  FASTENC_CALL(layer_norm_forward, norm, bf16, 0, rows, scratch.data());
   std::vector<double> wanted(rows * width);
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = x.wide.data() + r * width;
@@ -97,10 +97,10 @@ void check_bias_gelu(bool bf16, Activation activation) {
   const int64_t rows = 4, width = 50;
   const Values x(rows * width), bias(width);
   Output y(rows * width, bf16);
-  BiasGelu call{};
-  call.x = x.data(bf16), call.bias = bias.wide.data(), call.out = y.data(), call.width = width;
-  call.activation = activation;
-  FASTENC_CALL(bias_gelu_forward, call, bf16, 0, rows);
+  BiasGelu gelu{};
+  gelu.x = x.data(bf16), gelu.bias = bias.wide.data(), gelu.out = y.data(), gelu.width = width;
+  gelu.activation = activation;
+  FASTENC_CALL(bias_gelu_forward, gelu, bf16, 0, rows);
   std::vector<double> wanted(rows * width);
   for (int64_t i = 0; i < rows * width; ++i) {
     const double u = x.wide[i] + static_cast<double>(bias.wide[i % width]);

@@ -103,37 +103,50 @@ FASTENC_INLINE void store_first(float* p, Vec v, int n) {
 FASTENC_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FASTENC_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
-// Lane i of the result is lane index[i] of a's and b's lanes, one after the other. The index is a constant.
-FASTENC_INLINE Vec shuffle(Vec a, Vec b, VecI index) {
-#if defined(__clang__)  // it makes one instruction of these too
-  Vec result{};
-#pragma clang loop unroll(full)
-  for (int i = 0; i < kLanes; ++i) result[i] = index[i] < kLanes ? a[index[i]] : b[index[i] - kLanes];
-  return result;
+// The numbers of the lanes as template arguments.
+template <class T, T... kValues>
+struct Sequence {};
+#if defined(__clang__)
+template <int kCount>
+using Count = __make_integer_seq<Sequence, int, kCount>;
 #else
-  return __builtin_shuffle(a, b, index);
+template <int kCount>
+using Count = Sequence<int, __integer_pack(kCount)...>;
+#endif
+using LaneNumbers = Count<kLanes>;
+
+// Lane i of the result is lane kIndex(i) of a's and b's lanes, one after the other. (For clang they
+// must be constants of one built-in: from an assignment of each lane it makes six times as many instructions.)
+template <int (*kIndex)(int), int... kLane>
+FASTENC_INLINE Vec shuffle(Vec a, Vec b, Sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, kIndex(kLane)...);
+#else
+  return __builtin_shuffle(a, b, VecI{kIndex(kLane)...});
 #endif
 }
 
-// Adds one half of the lanes to the other until one is left, in registers.
-FASTENC_INLINE float sum(Vec v) {
-#pragma GCC unroll 4
-  for (int width = kLanes / 2; width; width /= 2) v += shuffle(v, v, kLaneIndex ^ width);
-  return v[0];
-}
-FASTENC_INLINE float maximum(Vec v) {
-#pragma GCC unroll 4
-  for (int width = kLanes / 2; width; width /= 2) v = max(shuffle(v, v, kLaneIndex ^ width), v);
-  return v[0];
-}
-
 // a0 b0 a1 b1 ...: from the lower, or the upper, half of the lanes.
-FASTENC_INLINE Vec interleave_low(Vec a, Vec b) {
-  return shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes);
+constexpr int lower_of_both(int lane) { return lane / 2 + lane % 2 * kLanes; }
+constexpr int upper_of_both(int lane) { return lower_of_both(lane) + kLanes / 2; }
+FASTENC_INLINE Vec interleave_low(Vec a, Vec b) { return shuffle<lower_of_both>(a, b, LaneNumbers{}); }
+FASTENC_INLINE Vec interleave_high(Vec a, Vec b) { return shuffle<upper_of_both>(a, b, LaneNumbers{}); }
+
+// Combines one half of the lanes with the other until one is left, in registers.
+template <int kWidth>
+constexpr int other_half(int lane) {
+  return lane ^ kWidth;
 }
-FASTENC_INLINE Vec interleave_high(Vec a, Vec b) {
-  return shuffle(a, b, (kLaneIndex >> 1) + (kLaneIndex & 1) * kLanes + kLanes / 2);
+template <Vec (*kCombine)(Vec, Vec), int kWidth = kLanes / 2>
+FASTENC_INLINE float fold(Vec v) {
+  if constexpr (kWidth == 0)
+    return v[0];
+  else
+    return fold<kCombine, kWidth / 2>(kCombine(shuffle<other_half<kWidth>>(v, v, LaneNumbers{}), v));
 }
+FASTENC_INLINE Vec add(Vec a, Vec b) { return a + b; }
+FASTENC_INLINE float sum(Vec v) { return fold<add>(v); }
+FASTENC_INLINE float maximum(Vec v) { return fold<max>(v); }
 
 // Transposes kLanes x kLanes elements: every round interleaves rows i and i + kLanes / 2.
 FASTENC_INLINE void transpose(Vec* rows) {
@@ -153,8 +166,6 @@ FASTENC_INLINE void transpose(Vec* rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = from[i];
 }
-
-FASTENC_INLINE Vec add(Vec a, Vec b) { return a + b; }
 
 // Lane r of the result combines all lanes of rows[r]: a transposition in which each round halves the number of vectors.
 template <Vec (*kCombine)(Vec, Vec)>

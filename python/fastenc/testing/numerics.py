@@ -48,6 +48,7 @@ def numerics_report(
     *,
     dtypes: Sequence[torch.dtype] = DTYPES,
     cases: Sequence[Case] = CASES,
+    size: Size = SIZE,
 ) -> list[NumericsRow]:
     """Run every case forward and backward in each dtype, and compare with float64 results from the same inputs.
 
@@ -56,6 +57,7 @@ def numerics_report(
     Args:
         device: None takes the first GPU, or the CPU if there is none.
         cases: the ops to measure. To add an op of your own, append a :class:`Case` to ``fastenc.testing.CASES``.
+        size: of the inputs; a smaller one is for slow devices, such as emulated ones.
     Returns: a row for every quantity, in the order of the cases.
     """
     if device is None:
@@ -64,7 +66,7 @@ def numerics_report(
         row
         for case in cases
         for dtype in dtypes
-        for row in _rows(case, torch.device(device), dtype)
+        for row in _rows(case, torch.device(device), dtype, size)
     ]
 
 
@@ -73,11 +75,13 @@ def ops_without_case(cases: Sequence[Case] = CASES) -> list[str]:
     return sorted(set(ops.__all__) - {case.op for case in cases})
 
 
-def _rows(case: Case, device: torch.device, dtype: torch.dtype) -> Iterator[NumericsRow]:
+def _rows(
+    case: Case, device: torch.device, dtype: torch.dtype, size: Size
+) -> Iterator[NumericsRow]:
     if case.plain is None:
         return
     draw = Draw(torch.Generator().manual_seed(0), dtype, device)
-    inputs = case.inputs(case.resize(SIZE), draw)
+    inputs = case.inputs(case.resize(size), draw)
     in_float64 = draw.in_float64(inputs)
     leaves = [name for name, value in inputs.items() if _is_leaf(value)]
     like = next(v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == dtype)
