@@ -17,6 +17,9 @@ packages=(libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libssl3 libffi8 libbz2-1.0
 packages+=("libpython$version-minimal" "libpython$version-stdlib" "python$version-minimal")
 (cd "$WORK/packages" && apt-get download -qq "${packages[@]/%/:arm64}")
 for package in "$WORK"/packages/*.deb; do dpkg-deb -x "$package" "$WORK/root"; done
+# torch reads the processor's name there, and ends with a segmentation fault if it finds that of an x86-64.
+mkdir -p "$WORK/root/proc"
+printf 'processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\nCPU part\t: 0xd0b\nCPU revision\t: 1\n\n' >"$WORK/root/proc/cpuinfo"
 
 echo "== torch and the wheel"
 platforms=()
@@ -24,7 +27,7 @@ for minor in {40..17}; do platforms+=(--platform "manylinux_2_${minor}_aarch64")
 install() {
   "$PYTHON" -m pip install -q --disable-pip-version-check --only-binary :all: "${platforms[@]}" --target "$WORK/site" "$@"
 }
-[[ -d $WORK/site/torch ]] || install "${TORCH:-torch>=2.11}" numpy pytest
+[[ -d $WORK/site/torch ]] || install "${TORCH:-torch>=2.11}" numpy pytest rich
 install --no-deps --upgrade "$WHEEL"
 
 emulated() { # processor, then a command of Python
@@ -33,7 +36,7 @@ emulated() { # processor, then a command of Python
 }
 for processor in cortex-a76 max,pauth-impdef=on,sve=off; do
   echo "== on $processor"
-  emulated "$processor" -m fastenc info
+  emulated "$processor" -m fastenc.cli info
   emulated "$processor" - <<'E2'
 import torch
 

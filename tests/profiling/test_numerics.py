@@ -7,6 +7,7 @@ from fastenc.testing import (
     CASES,
     Case,
     Draw,
+    Size,
     assert_within_budget,
     numerics_report,
     ops_without_case,
@@ -70,6 +71,14 @@ def test_the_generators_state_is_left_alone_and_runs_repeat():
     one = case(lambda x, count: count * x.exp())
     assert numerics_report("cpu", cases=[one]) == numerics_report("cpu", cases=[one])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_inputs_have_the_size_that_is_given():
+    small, drawn = Size((2, 3), width=8, inner=8, heads=1, head_dim=8, vocabulary=5), []
+    inputs = lambda size, draw: drawn.append(size) or {"x": draw.normal(size.tokens, size.width)}
+    one = Case("bias_gelu", inputs, torch.exp, torch.exp)
+    numerics_report("cpu", dtypes=[torch.float32], cases=[one], size=small)
+    assert drawn == [small]
 
 
 def test_an_op_without_a_case_is_named(monkeypatch):
