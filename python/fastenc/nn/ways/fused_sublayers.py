@@ -5,8 +5,6 @@ matrix product that computes the sublayer's gradient accumulates into the residu
 the tensors that its gradients need. :mod:`fastenc.nn.layer` computes the same formulas with single ops.
 """
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
@@ -354,7 +352,7 @@ class _Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
         needs_relative_bias = needs[9]
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
             dkeys = dqueries = dof_globals = None
@@ -507,7 +505,7 @@ class _CrossAttention(torch.autograd.Function):
         )
         tensors, saved = rest[:TENSORS], rest[TENSORS:]
         needs = ctx.needs_input_grad
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(
                 dy, dsum, saved, ctx, (*needs[8:11], False)
             )
@@ -602,7 +600,7 @@ class _FeedForward(torch.autograd.Function):
         x, up_weight, down_weight, up, up_bias, inner, mask, *saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dup_weight = dup_bias = ddown_weight = None
             if needs_down:
@@ -706,14 +704,6 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
         down if needs_own else None,
     )
     return dh, dprojected, parameters
-
-
-def _no_autocast(x: Tensor):
-    """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
-    device = x.device.type
-    if dispatch.autocast_dtype(device) is None:
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def _dtypes(*tensors):
