@@ -118,7 +118,8 @@ def test_max_sim_is_that_of_sentence_transformers():
 
     torch.manual_seed(0)
     query, *documents = (torch.randn(n, 24, requires_grad=True) for n in (5, 7, 1, 30))
-    scores = max_sim(query, documents)
+    lengths = torch.tensor([7, 1, 30])
+    scores = max_sim(query, torch.cat(documents), lengths)
     # Its padding has the score 0, which would count in place of a negative one.
     expected = torch.cat([maxsim(query[None], each[None])[0] for each in documents])
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-4)
@@ -128,6 +129,8 @@ def test_max_sim_is_that_of_sentence_transformers():
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
-    for bad in ([], [query[:0], query]):
-        with pytest.raises(ValueError, match="max_sim needs documents with at least one vector"):
-            max_sim(query, bad)
+    for bad in ([8, 0, 30], [7, 1, 29]):
+        with pytest.raises(
+            ValueError, match="lengths must be at least 1 and add up to the 38 vect"
+        ):
+            max_sim(query, torch.cat(documents), torch.tensor(bad))
