@@ -114,6 +114,30 @@ def encoder(data: dict) -> str:
     )
 
 
+def strings(data: dict) -> str:
+    """A table for each number of sentences, a row for each provider."""
+    parts = []
+    for case, rows in data["cases"].items():
+        lines = [f"| {case} | a second | speed-up | of the encoder alone |", "|---|" + "---:|" * 3]
+        for provider, row in rows.items():
+            if problem := state(row):
+                lines.append(f"| {provider} | {problem} | | |")
+                continue
+            cells = [f"{row['sentences_per_s']:,.0f}", speedup(row)]
+            cells.append(f"{row['percent_of_encoder']:.0f} %")
+            lines.append(f"| {provider} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return section(
+        "From strings to vectors: MiniLM (6 × 384)",
+        "FASTENC_DATA=... python -m benchmarks.bench_strings --texts N",
+        "Float32, strings in and an array out, batches of 32. The sentences are training phrases of SST-2 and English "
+        "ones of Tatoeba. The encoder alone has tokenised and packed batches and does not pool. ONNX Runtime and "
+        "OpenVINO run inside sentence-transformers' encode; the package of its own back-ends, optimum, needs other "
+        "versions of transformers or torch. " + machine_line(data["machine"]),
+        "\n\n".join(parts),
+    )
+
+
 def int8(data: dict) -> str:
     """Speed, then how near each provider's vectors are."""
     speeds = {case: case for case in data["cases"] if case != "accuracy"}
@@ -518,6 +542,7 @@ def op_sections() -> dict[str, Callable[[dict], str]]:
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
     "encoder": encoder,
+    "strings": strings,
     "int8": int8,
     "int8_tasks": int8_tasks,
     **{

@@ -73,6 +73,13 @@ def _gliner_of_deberta(folder: Path) -> None:
     GLiNER.from_config({"model_type": "gliner_uni_encoder_span"} | sizes).save_pretrained(folder)
 
 
+def _m3(folder: Path) -> None:
+    """BGE-M3: an XLM-RoBERTa, and two linear heads in the files that the published checkpoint has."""
+    _model("XLMRobertaModel")(folder)
+    for name, outputs in (("sparse_linear", 1), ("colbert_linear", 32)):
+        torch.save(torch.nn.Linear(32, outputs).state_dict(), folder / f"{name}.pt")
+
+
 MODERNBERT = {"cls_token_id": 101, "sep_token_id": 102, "bos_token_id": 101, "eos_token_id": 102}
 DEBERTA_V3 = {
     "relative_attention": True,
@@ -98,6 +105,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "google-bert/bert-base-uncased": _model("BertForMaskedLM"),
     "cross-encoder/ms-marco-MiniLM-L6-v2": _model("BertForSequenceClassification", ["LABEL_0"]),
     "naver/splade-v3": _model("BertForMaskedLM"),
+    "BAAI/bge-m3": _m3,
     "knowledgator/modern-gliner-bi-base-v1.0": _gliner,
     "urchade/gliner_medium-v2.1": _gliner_of_deberta,
     "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": _model(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from fastenc._base import progress
 from fastenc.cli import main
 from fastenc.models import Encoder
+from fastenc.models.embedding.encode import encode_parts
 from fastenc.tasks import embedding_file, embedding_table, parts_file
 from fastenc.tasks.embedding_file import Embedded, embed_file
 from tests.helpers.commands import failure, run
@@ -61,19 +62,19 @@ def test_parts_make_the_vectors_of_encode(suffix, store_as, base, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [f"v{suffix}"]
 
 
-class Encoding:
-    """Counts the texts of each call of an encoder's ``encode``, and raises ``error`` in one call."""
+class Parts:
+    """Stands in for ``encode_parts``: counts the texts of each part, and is interrupted in one of them."""
 
-    def __init__(self, encoder, stop_at, error=KeyboardInterrupt):
-        self.encoder, self.stop_at, self.error = encoder, stop_at, error
-        self.real, self.calls = encoder.encode, []
-        encoder.encode = self.encode
+    def __init__(self, monkeypatch, stop_at):
+        self.stop_at, self.sizes = stop_at, []
+        monkeypatch.setattr(embedding_file, "encode_parts", self.encode)
 
-    def encode(self, texts, **options):
-        self.calls.append(len(texts))
-        if len(self.calls) == self.stop_at:
-            raise self.error
-        return self.real(texts, **options)
+    def encode(self, encoder, parts, **options):
+        for vectors in encode_parts(encoder, parts, **options):
+            self.sizes.append(len(vectors))
+            if len(self.sizes) == self.stop_at:
+                raise KeyboardInterrupt
+            yield vectors
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
@@ -85,7 +86,7 @@ def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
     encoder, output = Encoder.from_pretrained(base), tmp_path / f"v{suffix}"
     options = {"batch_size": 7}
     embed_file(encoder, base / "texts.txt", tmp_path / f"whole{suffix}", **options)
-    encoding = Encoding(encoder, stop_at=3)
+    given = Parts(monkeypatch, stop_at=3)
     message = (
         r"interrupted; 14 finished texts are kept in .*v\..*\.part: run the same again with resu"
     )
@@ -100,25 +101,17 @@ def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
     for other in ({"pooling": "cls"}, {"store_as": "float16"}, {"batch_size": 8}):
         with pytest.raises(ValueError, match="begun with options="):
             embed_file(encoder, base / "texts.txt", output, resume=True, **{**options, **other})
-    encoding.calls.clear()
-    encoding.stop_at = None
+    given.sizes.clear()
+    given.stop_at = None
     embedded = embed_file(encoder, base / "texts.txt", output, resume=True, **options)
     assert embedded == Embedded(25, 32)
-    assert encoding.calls == [7, 4], "the first two parts are not computed again"
+    assert given.sizes == [7, 4], "the first two parts are not computed again"
     assert output.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
     assert not list(tmp_path.glob("*.part*"))
 
 
 def test_the_command_names_its_option_when_it_is_interrupted(base, tmp_path, monkeypatch, capsys):
-    encode, calls = Encoder.encode, []
-
-    def interrupted(self, texts, **options):
-        calls.append(texts)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return encode(self, texts, **options)
-
-    monkeypatch.setattr(Encoder, "encode", interrupted)
+    Parts(monkeypatch, stop_at=2)
     command = ("embed", base, base / "texts.txt", "-o", tmp_path / "v.npy", "--batch-size", 7)
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in command])
@@ -126,6 +119,7 @@ def test_the_command_names_its_option_when_it_is_interrupted(base, tmp_path, mon
     text = capsys.readouterr().err
     assert "fastenc: interrupted; 7 finished texts are kept in" in text
     assert "run the same again with --resume to continue after them" in text
+    monkeypatch.setattr(embedding_file, "encode_parts", encode_parts)
     run(*command, "--resume")
 
 
@@ -209,9 +203,9 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_vectors(base, rows, tmp_path, 
     ):
         embed_file(encoder, rows, output, batch_size=7)
     monkeypatch.undo()
-    encoding = Encoding(encoder, stop_at=1)
+    given = Parts(monkeypatch, stop_at=1)
     embed_file(encoder, rows, output, batch_size=7, resume=True)
-    assert not encoding.calls and len(parquet.read_table(output)) == 25
+    assert not given.sizes and len(parquet.read_table(output)) == 25
 
 
 def full(*arguments):
@@ -225,13 +219,13 @@ def full(*arguments):
         ({"score": "high"}, "column 'score' must hold values of one type for a .parquet file"),
     ],
 )
-def test_rows_that_a_parquet_file_cannot_hold(extra, message, base, rows, tmp_path):
+def test_rows_that_a_parquet_file_cannot_hold(extra, message, base, rows, tmp_path, monkeypatch):
     rows.write_text(rows.read_text() + json.dumps({"id": 9, "sentence": "a", **extra}) + "\n")
     encoder = Encoder.from_pretrained(base)
-    encoding = Encoding(encoder, stop_at=1)
+    given = Parts(monkeypatch, stop_at=1)
     with pytest.raises(ValueError, match=message):
         embed_file(encoder, rows, tmp_path / "v.parquet")
-    assert not encoding.calls and not list(tmp_path.glob("v.parquet*"))
+    assert not given.sizes and not list(tmp_path.glob("v.parquet*"))
 
 
 def test_a_parquet_file_needs_its_extra_before_any_work(base, tmp_path, monkeypatch, capsys):
@@ -253,11 +247,12 @@ def test_ids_are_beside_the_vectors(suffix, base, rows, tmp_path):
             embed_file(Encoder.from_pretrained(base), rows, tmp_path / f"v{suffix}")
 
 
-def test_a_vector_beyond_float16_is_named(base, tmp_path):
+def test_a_vector_beyond_float16_is_named(base, tmp_path, monkeypatch):
     encoder = Encoder.from_pretrained(base)
     (tmp_path / "t.txt").write_text("a text\nanother\n")
-    real = encoder.encode
-    encoder.encode = lambda texts, **options: real(texts, **options) * torch.tensor([[1.0], [1e6]])
+    larger = torch.tensor([[1.0], [1e6]])
+    large = lambda *given, **options: (each * larger for each in encode_parts(*given, **options))
+    monkeypatch.setattr(embedding_file, "encode_parts", large)
     with pytest.raises(
         ValueError, match=r"store_as must be float32 .*: text 2 has a number beyond"
     ):

@@ -1,9 +1,11 @@
 """Encoders and models with heads, loaded from and saved to checkpoints in transformers' format."""
 
 from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.max_sim import max_sim
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.heads.cross_encoder import CrossEncoder
 from fastenc.models.heads.discriminator import Discriminator
+from fastenc.models.heads.m3_encoder import M3Encoder, M3Vectors
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.question_answerer import QuestionAnswerer
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel
@@ -23,6 +25,8 @@ __all__ = [
     "EncoderConfig",
     "EncoderOutput",
     "LossTerm",
+    "M3Encoder",
+    "M3Vectors",
     "MaskedLM",
     "ModelOutput",
     "QuestionAnswerer",
@@ -35,4 +39,5 @@ __all__ = [
     "TokenClassifier",
     "WordSenseModel",
     "convert_to_longformer",
+    "max_sim",
 ]

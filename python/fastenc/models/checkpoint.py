@@ -28,6 +28,8 @@ HUB_FILES = [
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "*/config.json",
+    "sparse_linear.*",
+    "colbert_linear.*",
 ]
 # What config.json says of the model as a whole.
 MODEL_RULES = {

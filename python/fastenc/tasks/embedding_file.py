@@ -16,12 +16,13 @@ from fastenc._base.files import write_atomically
 from fastenc._base.progress import Counter
 from fastenc.data.readers import Row, in_parts, input_rows
 from fastenc.models import Encoder
+from fastenc.models.embedding.encode import encode_parts
+from fastenc.models.embedding.text_batches import BATCHES_AT_ONCE
 from fastenc.tasks.embedding_table import ParquetTable
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
 OUTPUTS = (".safetensors", ".npy", ".parquet")
 STORED = {"float32": torch.float32, "float16": torch.float16}
-BATCHES_AT_ONCE = 8  # batches of texts that are read, sorted by length and embedded together
 ID = "id"  # column of a table that names its rows
 
 
@@ -56,7 +57,8 @@ def embed_file(
 ) -> Embedded:
     """Write a vector for every text of a file: (texts, hidden_size), in the order of the texts.
 
-    The whole file is read once before the first vector is computed, so that a malformed line is reported early.
+    The whole file is read once before the first vector is computed, so that a malformed line is reported early. Then,
+    while the model computes one part of the texts, another thread tokenises the next part.
 
     Args:
         output: .npy, .safetensors with the tensor name "embeddings", or .parquet (extra: parquet) with all columns of
@@ -69,7 +71,7 @@ def embed_file(
         model_name: folder or name on the hub of the model; a resumed run must have the same.
         quoting: of a .tsv file, see :func:`fastenc.data.readers.numbered_rows`.
         show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
-        options: of :meth:`Encoder.encode`.
+        options: those of :meth:`Encoder.encode` that say what a vector is.
     Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`, and for a vector that float16 cannot
         hold. OSError with what is kept if the disk is full.
     """
@@ -82,10 +84,10 @@ def embed_file(
         )
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
-    if options.get("precision", "float32") != "float32":
+    if (precision := options.pop("precision", "float32")) != "float32":
         raise ValueError(
-            f"precision must be float32 in a file, whose parts have other ranges, got {options['precision']!r}: give "
-            "the stored vectors to quantize_vectors"
+            f"precision must be float32 in a file, whose parts have other ranges, got {precision!r}: give the stored "
+            "vectors to quantize_vectors"
         )
     width = options.get("truncate_dim") or encoder.config.hidden_size
     table = ParquetTable(width, store_as) if output.suffix == ".parquet" else None
@@ -101,23 +103,16 @@ def embed_file(
     read = lambda: input_rows(inputs, text, quoting)
     with PartsFile(output, "texts", settings, resume) as file:
         number, has_ids = _check(read(), table)
-        part_size = BATCHES_AT_ONCE * batch_size
-        parts = in_parts(islice(read(), file.done, None), part_size)
-        show = show_progress if number > part_size else False
+        parts = in_parts(islice(read(), file.done, None), BATCHES_AT_ONCE * batch_size)
+        texts = ([row[text] for _, row in rows] for rows in parts)
         with (
-            Counter("embedding", "texts", number, file.done, show) as counter,
+            Counter("embedding", "texts", number, file.done, show_progress) as counter,
             encoder.frozen.during_call(encoder, calls=number),
         ):
-            for rows in parts:
-                vectors = encoder.encode(
-                    [row[text] for _, row in rows],
-                    batch_size=batch_size,
-                    show_progress=show_progress if number <= part_size else False,
-                    **options,
-                )
+            for vectors in encode_parts(encoder, texts, batch_size=batch_size, **options):
                 head = b"" if file.done else _header(output.suffix, number, width, store_as)
-                file.append([head, _bytes(vectors, STORED[store_as], file.done)], len(rows))
-                counter.add(len(rows))
+                file.append([head, _bytes(vectors, STORED[store_as], file.done)], len(vectors))
+                counter.add(len(vectors))
         if table is not None:
             file.convert(lambda part, path: table.write(path, (row for _, row in read()), part))
             return Embedded(number, width)
@@ -160,16 +155,17 @@ def _write_ids(path: Path, rows: Iterator[tuple[str, Row]]) -> None:
         file.writelines(f"{_id_of(where, row)}\n" for where, row in rows)
 
 
-def _bytes(vectors: Tensor, dtype: torch.dtype, first: int) -> bytes:
-    """The bytes of vectors in a file. ``first``: number of the first one, for the error."""
-    stored = vectors.float().cpu().to(dtype).contiguous()
-    lost = stored.isinf().any(1) & vectors.float().cpu().isfinite().all(1)
+def _bytes(vectors: Tensor, dtype: torch.dtype, first: int) -> memoryview:
+    """The bytes of vectors in a file, without a copy of them. ``first``: number of the first one, for the error."""
+    exact = vectors.float().cpu()
+    stored = exact.to(dtype)
+    lost = stored.isinf().any(1) & exact.isfinite().all(1)
     if lost.any():
         raise ValueError(
             f"store_as must be float32 for these vectors, got float16: text {first + int(lost.nonzero()[0]) + 1:,} has "
             f"a number beyond {torch.finfo(dtype).max:,.0f}: give float32, or normalise the vectors"
         )
-    return stored.numpy().tobytes()
+    return stored.numpy().data.cast("B")
 
 
 def _header(suffix: str, rows: int, width: int, store_as: str) -> bytes:

@@ -71,7 +71,7 @@ class PartsFile:
         if isinstance(error, KeyboardInterrupt) and not error.args:
             raise KeyboardInterrupt(f"interrupted; {self._what_is_kept()}") from error
 
-    def append(self, part: Iterable[bytes], items: int) -> None:
+    def append(self, part: Iterable[bytes | memoryview], items: int) -> None:
         """Add a part, given in pieces, with this number of items."""
         try:
             for piece in part:

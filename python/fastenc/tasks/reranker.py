@@ -12,7 +12,7 @@ from fastenc._base.transfer import send_arguments
 from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
 from fastenc.models.checkpoint import read_any_json, read_config, resolve
-from fastenc.models.embedding.encode import lone_surrogate
+from fastenc.models.embedding.text_batches import lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
 from fastenc.nn.evaluation_mode import evaluation_mode

@@ -17,11 +17,11 @@ import torch
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc._base.prefetch import prefetch
 from fastenc._base.progress import progress_bar
 from fastenc._base.seeds import derive_seed
 from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
-from fastenc.data.prefetch import prefetch
 from fastenc.graphs.training import RecordedSteps, training_recorder
 from fastenc.models import LossTerm, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel

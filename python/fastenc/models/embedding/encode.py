@@ -1,23 +1,25 @@
 """Vectors of texts: tokenization, batches of similar lengths, pooling."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from fastenc._base.prefetch import prefetch
 from fastenc._base.progress import progress_bar
 from fastenc._base.transfer import send
 from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.quantization import check_precision, check_texts, quantize_vectors
 from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.models.embedding.text_batches import TextBatch, TextBatches, checked_texts
 from fastenc.nn.adaptation import adaptation_of_calls
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import check_pooling
-from fastenc.packing import length_sorted_batches, pack_sequences
 
 
-@torch.inference_mode()
 def encode(
     encoder: EncoderLike,
     texts: str | Sequence[str],
@@ -35,7 +37,8 @@ def encode(
 ) -> Any:
     """Embed texts with the checkpoint's tokenizer, without dropout in either mode of the model.
 
-    The encoder's weights are taken as frozen during the call, so another thread must not change them.
+    The encoder's weights are taken as frozen during the call, so another thread must not change them. While the model
+    computes, a thread tokenises the next texts.
 
     Args:
         encoder: a :class:`fastenc.Encoder`.
@@ -62,6 +65,95 @@ def encode(
         task or precision, a task in int8, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt
         if the checkpoint pools without the prompt's tokens.
     """
+    check_precision(precision)
+    vectors = vectors_of(
+        encoder,
+        batch_size=batch_size,
+        pooling=pooling,
+        normalize=normalize,
+        prompt=prompt,
+        prompt_name=prompt_name,
+        task=task,
+        truncate_dim=truncate_dim,
+    )
+    listed = checked_texts(texts)
+    check_texts(precision, len(listed))
+    number = vectors.text_batches.number(len(listed))
+    if show_progress is None and number <= 10:
+        show_progress = False
+    # An array has float32, into which the vectors are written at once.
+    widened = convert_to_numpy and precision == "float32"
+    result = vectors.empty(len(listed), torch.float32 if widened else None)
+    batches = vectors.text_batches.of(listed)
+    # Frozen weights are for layers without additions.
+    frozen_calls = number if vectors.adaptation is None else 0
+    with encoder.frozen.during_call(encoder, calls=frozen_calls):
+        shown = progress_bar(batches, "encode", "batch", show_progress, total=number)
+        vectors.compute(shown, result)
+    result = quantize_vectors(result, precision)
+    result = result[0] if isinstance(texts, str) else result
+    return result.cpu().numpy() if convert_to_numpy else result
+
+
+def encode_parts(
+    encoder: EncoderLike, parts: Iterable[Sequence[str]], **options: Any
+) -> Iterator[Tensor]:
+    """The vectors of each part of a stream of texts. While the model computes, a thread tokenises the next part.
+
+    Args: parts: lists of texts. options: those of :func:`encode` that say what a vector is, and ``batch_size``.
+    Yields: (texts of the part, width), in the model's dtype on its device.
+    """
+    vectors = vectors_of(encoder, **options)
+    for number, batches in prefetch(
+        lambda texts: (len(texts), vectors.text_batches.of_part(texts)), parts
+    ):
+        result = vectors.empty(number)
+        vectors.compute(batches, result)
+        yield result
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """How texts become vectors: the options of :func:`encode` after their checks, for one encoder."""
+
+    encoder: EncoderLike
+    text_batches: TextBatches
+    pooling: str
+    adaptation: str | None
+    normalizes_before: bool
+    truncate_dim: int | None
+    normalizes_after: bool
+
+    def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory for the vectors of so many texts, of this dtype or the model's."""
+        weight = self.encoder.embeddings.word.weight
+        width = self.truncate_dim or self.encoder.config.hidden_size
+        return torch.empty((texts, width), dtype=dtype or weight.dtype, device=weight.device)
+
+    @torch.inference_mode()
+    def compute(self, batches: Iterable[TextBatch], result: Tensor) -> None:
+        """Write each text's vector into its row of ``result``."""
+        with without_dropout(), adaptation_of_calls(self.adaptation):
+            for chosen, batch in batches:
+                x = self.encoder.pooled_vectors(batch.to(result.device), self.pooling)
+                x = F.normalize(x, dim=1) if self.normalizes_before else x
+                x = x[:, : self.truncate_dim]
+                x = F.normalize(x, dim=1) if self.normalizes_after else x
+                result[send(torch.tensor(chosen), result.device)] = x.to(result.dtype)
+
+
+def vectors_of(
+    encoder: EncoderLike,
+    *,
+    batch_size: int = 32,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    task: str | None = None,
+    truncate_dim: int | None = None,
+) -> Vectors:
+    """The checked options of :func:`encode`, which describes them and their errors."""
     if encoder.tokenizer is None:
         raise ValueError(
             "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
@@ -69,9 +161,7 @@ def encode(
         )
     settings = encoder.sentence or SentenceSettings()
     pooling = settings.pooling if pooling is None else pooling
-    normalizes_before = settings.normalize if normalize is None else False
     check_pooling(pooling, encoder.config.num_layers)
-    check_precision(precision)
     width = encoder.config.hidden_size
     if truncate_dim is not None and not 1 <= truncate_dim <= width:
         raise ValueError(
@@ -81,72 +171,12 @@ def encode(
     if prompt is None and prompt_name is None:
         prompt = instruction
     prompt = settings.prompt_of(prompt, prompt_name)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    single = isinstance(texts, str)
-    listed = checked_texts(texts)
-    check_texts(precision, len(listed))
-    ids = tokenize([prompt + text for text in listed], encoder.tokenizer, encoder.max_tokens)
-    batches = length_sorted_batches([len(each) for each in ids], batch_size)
-    if show_progress is None and len(batches) <= 10:
-        show_progress = False
-    weight = encoder.embeddings.word.weight
-    vectors = [weight.new_empty((0, width))[:, :truncate_dim]]
-    # Frozen weights are for layers without additions.
-    frozen_calls = len(batches) if adaptation is None else 0
-    with (
-        without_dropout(),
-        adaptation_of_calls(adaptation),
-        encoder.frozen.during_call(encoder, calls=frozen_calls),
-    ):
-        for chosen in progress_bar(batches, "encode", "batch", show_progress):
-            batch = pack_sequences([ids[index] for index in chosen]).to(weight.device)
-            pooled = encoder.pooled_vectors(batch, pooling)
-            pooled = F.normalize(pooled, dim=1) if normalizes_before else pooled
-            pooled = pooled[:, :truncate_dim]
-            vectors.append(F.normalize(pooled, dim=1) if normalize else pooled)
-    order = [index for chosen in batches for index in chosen]
-    given_order = torch.tensor(order, dtype=torch.long).argsort()
-    result = torch.cat(vectors).index_select(0, send(given_order, weight.device))
-    if precision == "float32":
-        result = result.float() if convert_to_numpy else result
-    else:
-        result = quantize_vectors(result, precision)
-    result = result[0] if single else result
-    return result.cpu().numpy() if convert_to_numpy else result
-
-
-def checked_texts(texts: str | Sequence[str]) -> list[str]:
-    """The texts as a list. Raises: ValueError for what is not a text, or cannot be written as UTF-8."""
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
-        if (character := lone_surrogate(text)) is not None:
-            raise ValueError(
-                f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
-                f"{text[character]!r}, at character {character} of text {index}: remove it"
-            )
-    return listed
-
-
-def lone_surrogate(text: str) -> int | None:
-    """The index of the first half of a surrogate pair, which no encoding of Unicode can hold; None: there is none."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
-
-
-def tokenize(texts: list[str], tokenizer, max_length: int) -> list[list[int]]:
-    """The token ids of each text, at most ``max_length`` with the special tokens, which are kept if a text is cut."""
-    room = max_length - tokenizer.num_special_tokens_to_add(False)
-    ids = []
-    for text, encoding in zip(texts, tokenizer.encode_batch(texts), strict=True):
-        if len(encoding.ids) > max_length:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            encoding.truncate(room)
-            encoding = tokenizer.post_process(encoding)
-        ids.append(encoding.ids)
-    return ids
+    return Vectors(
+        encoder,
+        TextBatches(encoder.tokenizer, encoder.max_tokens, batch_size, prompt),
+        pooling,
+        adaptation,
+        settings.normalize if normalize is None else False,
+        truncate_dim,
+        bool(normalize),
+    )

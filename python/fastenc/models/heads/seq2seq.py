@@ -15,7 +15,7 @@ from fastenc.models import checkpoint
 from fastenc.models.checkpoint import read_json
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.decoder import Decoder
-from fastenc.models.embedding.encode import tokenize
+from fastenc.models.embedding.text_batches import tokenize
 from fastenc.models.encoder import Encoder
 from fastenc.models.generation import SearchOptions, search
 from fastenc.models.generation_config import (

@@ -11,13 +11,13 @@ from torch import Tensor
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc.models.config import EncoderConfig
-from fastenc.models.embedding.encode import checked_texts, tokenize
 from fastenc.models.embedding.splade_files import (
     SpladeSettings,
     is_splade,
     read_splade,
     write_splade,
 )
+from fastenc.models.embedding.text_batches import checked_texts, tokenize
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.similarity_losses import flops_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from fastenc.data.prefetch import prefetch
+from fastenc._base.prefetch import prefetch
 
 
 def test_items_come_in_order_and_are_made_ahead_by_one_other_thread():

@@ -1,0 +1,91 @@
+"""Texts as packed batches of similar lengths, tokenised beside the computation of the batches before."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from fastenc._base.prefetch import prefetch
+from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.text.tokenizers import TokenizerLike
+
+BATCHES_AT_ONCE = 16  # batches whose texts are tokenised and sorted by length together
+TextBatch = tuple[list[int], PackedBatch]  # numbers of the texts, and their tokens
+
+
+@dataclass(frozen=True)
+class TextBatches:
+    """Makes packed batches of texts.
+
+    Args:
+        tokenizer: without padding and truncation.
+        max_length: number of tokens to which a text is cut, special tokens included.
+        batch_size: texts in a batch.
+        prompt: put before each text.
+    Raises: ValueError for a batch_size below 1.
+    """
+
+    tokenizer: TokenizerLike
+    max_length: int
+    batch_size: int = 32
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def number(self, texts: int) -> int:
+        """The number of batches of so many texts."""
+        return -(-texts // self.batch_size)
+
+    def of_part(self, texts: Sequence[str], first: int = 0) -> list[TextBatch]:
+        """The batches of some texts, the longest first. ``first``: number of the first text."""
+        prompted = [self.prompt + text for text in checked_texts(texts)]
+        ids = tokenize(prompted, self.tokenizer, self.max_length)
+        return [
+            ([first + index for index in chosen], pack_sequences([ids[index] for index in chosen]))
+            for chosen in length_sorted_batches([len(each) for each in ids], self.batch_size)
+        ]
+
+    def of(self, texts: Sequence[str]) -> Iterator[TextBatch]:
+        """The batches of all texts. While the caller computes, another thread tokenises the next ones."""
+        size = BATCHES_AT_ONCE * self.batch_size
+        parts = [(texts[start : start + size], start) for start in range(0, len(texts), size)]
+        make = lambda part: self.of_part(*part)
+        # The first part has to be waited for, so a thread for it alone would only cost time.
+        return chain.from_iterable(prefetch(make, parts) if len(parts) > 1 else map(make, parts))
+
+
+def checked_texts(texts: str | Sequence[str]) -> list[str]:
+    """The texts as a list. Raises: ValueError for what is not a text, or cannot be written as UTF-8."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
+        if (character := lone_surrogate(text)) is not None:
+            raise ValueError(
+                f"encode takes texts that can be written as UTF-8, got half a surrogate pair, "
+                f"{text[character]!r}, at character {character} of text {index}: remove it"
+            )
+    return listed
+
+
+def lone_surrogate(text: str) -> int | None:
+    """The index of the first half of a surrogate pair, which no encoding of Unicode can hold; None: there is none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def tokenize(texts: list[str], tokenizer: TokenizerLike, max_length: int) -> list[list[int]]:
+    """The token ids of each text, at most ``max_length`` with the special tokens, which are kept if a text is cut."""
+    room = max_length - tokenizer.num_special_tokens_to_add(False)
+    ids = []
+    for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts), strict=True):
+        if len(encoding.ids) > max_length:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            encoding.truncate(room)
+            encoding = tokenizer.post_process(encoding)
+        ids.append(encoding.ids)
+    return ids
