@@ -43,14 +43,14 @@ Provider = Callable[[list[str]], Callable[[], Any]]
 
 def sentences(number: int) -> list[str]:
     """Real sentences, each once. Raises: ValueError if the data sets have fewer."""
-    folder, found = Path(os.environ["FASTENC_DATA"]), dict.fromkeys("")
+    folder, listed = Path(os.environ["FASTENC_DATA"]), dict.fromkeys("")
     for file, column in (("sst2/train.tsv.gz", "sentence"), ("tatoeba/pairs.tsv.gz", "english")):
         text = gzip.decompress((folder / file).read_bytes()).decode()
         rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
-        found |= dict.fromkeys(row[column].strip() for row in rows)
-    if number > len(found):
-        raise ValueError(f"--texts must be at most the {len(found):,} sentences there are")
-    return Random(0).sample([*found], number)
+        listed |= dict.fromkeys(row[column].strip() for row in rows)
+    if number > len(listed):
+        raise ValueError(f"--texts must be at most the {len(listed):,} sentences there are")
+    return Random(0).sample([*listed], number)
 
 
 def encoder_alone(encoder: Encoder) -> Provider:

@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "packed_heads.h"
 
 #include "scratch.h"
 #include "sequences.h"
@@ -76,9 +76,9 @@ struct Call {
         (!slopes || slopes->numel() == num_heads) && (!added_to_keys || added_to_keys->numel() == k.size(0)) &&
             (!table || (table->dim() == 2 && table->size(0) == num_heads && table->size(1) % 2 == 1)),
         op, ": alibi_slopes must be (num_heads,), relative_bias (num_heads, 2 * R + 1), key_bias (total_k,)");
-    attention.q = heads(q);
-    attention.k = heads(k);
-    attention.v = heads(v);
+    attention.q = heads_of(q);
+    attention.k = heads_of(k);
+    attention.v = heads_of(v);
     attention.num_heads = num_heads;
     attention.head_dim = q.size(2);
     attention.group = key_heads ? num_heads / key_heads : 1;
@@ -108,10 +108,6 @@ struct Call {
           offsets_q[s], offsets_q[s + 1] - offsets_q[s], offsets_k[s], offsets_k[s + 1] - offsets_k[s], head});
     });
   }
-
- private:
-  static Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
-  static PackedHeads heads(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
 };
 
 std::tuple<Tensor, Tensor> forward(

@@ -1,5 +1,6 @@
 #include "block_sparse_attention.h"
 
+#include "packed_heads.h"
 #include "scratch.h"
 #include "sequences.h"
 
@@ -82,8 +83,6 @@ struct Call {
   }
 
  private:
-  static Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
-  static PackedHeads heads_of(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
   static const int32_t* data(const Tensor& x) { return static_cast<const int32_t*>(x.const_data_ptr()); }
   int64_t first_row(int64_t s) const { return offsets[s] / attention.block_size + s; }
 
@@ -135,24 +134,11 @@ std::tuple<Tensor, Tensor> backward(
     Tensor cu_seqlens, int64_t max_seqlen, int64_t block_size, double scale, bool wants_bias) {
   Call call(q, k, v, starts, columns, counts, cu_seqlens, max_seqlen, block_size, scale);
   BlockSparseAttention& a = call.attention;
-  dout = as_contiguous(dout);
-  lse = as_contiguous(lse);
-  a.dout = dout.const_data_ptr();
-  a.lse = static_cast<float*>(const_cast<void*>(lse.const_data_ptr()));  // only read
-  const int64_t width = a.num_heads * a.head_dim;
-  Tensor dqkv = empty({a.total_tokens, 3, a.num_heads, a.head_dim}, q.scalar_type());
-  char* start = static_cast<char*>(dqkv.mutable_data_ptr());
-  const int64_t bytes = width * (call.bf16 ? 2 : 4);  // of a token's queries
-  a.dq = start;
-  a.dk = start + bytes;
-  a.dv = start + 2 * bytes;
-  a.grad_stride = 3 * width;
+  const Tensor dqkv = set_backward(a, q, dout, lse);
   call.for_each_task(block_sparse_backward_scratch, [&](const BlockSparseTask& task, float* scratch) {
     FASTENC_CALL(block_sparse_backward, a, call.bf16, task, scratch);
   });
-  Tensor dbias = wants_bias ? sum_columns(dqkv.const_data_ptr(), a.total_tokens, 3 * width, call.bf16)
-                            : empty({0}, ScalarType::Float);
-  return {dqkv, dbias};
+  return {dqkv, bias_gradient(dqkv, wants_bias)};
 }
 
 }  // namespace

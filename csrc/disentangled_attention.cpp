@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "packed_heads.h"
 
 #include "scratch.h"
 #include "sequences.h"
@@ -137,9 +137,6 @@ struct Call {
     });
   }
 
-  static Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
-  static PackedHeads heads_of(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
-
   std::vector<int32_t> row_of_distance_;
 };
 
@@ -244,18 +241,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
       q, k, v, position_keys, position_queries, slots, cu_seqlens, rng_state, max_seqlen, dropout_p, scale);
   Attention& a = call.attention;
   call.expand(true);
-  dout = as_contiguous(dout);
-  lse = as_contiguous(lse);
-  a.dout = dout.const_data_ptr();
-  a.lse = static_cast<float*>(const_cast<void*>(lse.const_data_ptr()));  // only read
-  const int64_t width = a.num_heads * a.head_dim;
-  Tensor dqkv = empty({a.total_q, 3, a.num_heads, a.head_dim}, q.scalar_type());
-  char* start = static_cast<char*>(dqkv.mutable_data_ptr());
-  const int64_t bytes = width * (call.bf16 ? 2 : 4);  // of a token's queries
-  a.dq = start;
-  a.dk = start + bytes;
-  a.dv = start + 2 * bytes;
-  a.grad_stride = a.key_grad_stride = 3 * width;
+  const Tensor dqkv = set_backward(a, q, dout, lse);
+  a.key_grad_stride = a.grad_stride;
   TableGradients gradients(call);
   gradients.for_each_task([&](const AttentionTask& task, const PositionTables& positions) {
     Attention of_task = a;
@@ -265,11 +252,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
         attention_backward_scratch(length, length, a.head_dim) + position_scratch(length, a.head_dim));
     FASTENC_CALL(attention_backward, of_task, call.bf16, task, scratch);
   });
-  Tensor dbias =
-      wants_bias ? sum_columns(dqkv.const_data_ptr(), a.total_q, 3 * width, call.bf16) : empty({0}, ScalarType::Float);
   return {
       dqkv, gradients.total(call.position_keys, false, 1.f), gradients.total(call.position_queries, true, a.scale),
-      dbias};
+      bias_gradient(dqkv, wants_bias)};
 }
 
 }  // namespace

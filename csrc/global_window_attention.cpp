@@ -1,4 +1,4 @@
-#include "attention.h"
+#include "packed_heads.h"
 
 #include "scratch.h"
 #include "sequences.h"
@@ -77,9 +77,6 @@ struct Call {
  private:
   // The keys of the window and the global ones are padded apart.
   static constexpr int64_t kWidestPanels = 128;
-
-  static Tensor rows_contiguous(const Tensor& x) { return x.stride(2) == 1 ? x : as_contiguous(x); }
-  static PackedHeads heads_of(const Tensor& x) { return {x.const_data_ptr(), x.stride(0), x.stride(1)}; }
 };
 
 // The rows of the global tokens are the caller's. Their lse is -inf, so that they have no gradient.
@@ -92,9 +89,10 @@ std::tuple<Tensor, Tensor> forward(
       window_right);
   Attention& a = call.attention;
   Tensor out = empty({a.total_q, a.num_heads, a.head_dim}, q.scalar_type());
-  Tensor lse = empty({a.num_heads, a.total_q}, ScalarType::Float);
+  Tensor lse = empty({2, a.num_heads, a.total_q}, ScalarType::Float);  // all keys in the first, none in the second
   a.out = out.mutable_data_ptr();
   a.lse = static_cast<float*>(lse.mutable_data_ptr());
+  std::fill_n(a.lse + a.num_heads * a.total_q, a.num_heads * a.total_q, -INFINITY);
   call.for_each_task(attention_forward_scratch, [&](const AttentionTask& task, float* scratch) {
     FASTENC_CALL(attention_forward, a, call.bf16, task, scratch);
     for (int64_t g = 0; g < task.num_global_keys; ++g) a.lse[task.head * a.total_q + task.global_keys[g]] = -INFINITY;
@@ -111,24 +109,12 @@ std::tuple<Tensor, Tensor> backward(
       q, k, v, global_tokens, cu_globals, cu_seqlens, rng_state, max_seqlen, dropout_p, scale, window_left,
       window_right);
   Attention& a = call.attention;
-  dout = as_contiguous(dout);
-  lse = as_contiguous(lse);
-  a.dout = dout.const_data_ptr();
-  a.lse = static_cast<float*>(const_cast<void*>(lse.const_data_ptr()));  // only read
-  const int64_t width = a.num_heads * a.head_dim;
-  Tensor dqkv = empty({a.total_q, 3, a.num_heads, a.head_dim}, q.scalar_type());
-  char* start = static_cast<char*>(dqkv.mutable_data_ptr());
-  const int64_t bytes = width * (call.bf16 ? 2 : 4);  // of a token's queries
-  a.dq = start;
-  a.dk = start + bytes;
-  a.dv = start + 2 * bytes;
-  a.grad_stride = a.key_grad_stride = 3 * width;
+  const Tensor dqkv = set_backward(a, q, dout, lse);
+  a.key_grad_stride = a.grad_stride;
   call.for_each_task(attention_backward_scratch, [&](const AttentionTask& task, float* scratch) {
     FASTENC_CALL(attention_backward, a, call.bf16, task, scratch);
   });
-  Tensor dbias = wants_bias ? sum_columns(dqkv.const_data_ptr(), a.total_q, 3 * width, call.bf16)
-                            : empty({0}, ScalarType::Float);
-  return {dqkv, dbias};
+  return {dqkv, bias_gradient(dqkv, wants_bias)};
 }
 
 }  // namespace

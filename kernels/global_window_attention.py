@@ -129,7 +129,8 @@ def global_window_attention_backward(
     *others, wants_bias = rest
     to_window, to_globals = _attention_calls(q.shape[0], global_tokens, *others)
     assert to_window.key_bias is not None
-    window_lse, others_lse = lse.unbind(0)
+    # A copy, because kernels are compiled once more for a tensor that does not begin at a multiple of 16 bytes.
+    window_lse, others_lse = lse[0], lse[1].clone()
     dout = dout.contiguous()
     dwindow, dothers = torch.empty_like(dout), torch.empty_like(dout)
     _launch(_share_kernel, dout, dout, window_lse, others_lse, to_window.key_bias, dwindow, dothers)

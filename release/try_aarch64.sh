@@ -37,7 +37,7 @@ emulated() { # processor, then a command of Python
 for processor in cortex-a76 max,pauth-impdef=on,sve=off; do
   echo "== on $processor"
   emulated "$processor" -m fastenc.cli info
-  emulated "$processor" - <<'E2'
+  emulated "$processor" - <<'REPORT'
 import torch
 
 from fastenc.ops.dispatch import DECLARED
@@ -55,6 +55,6 @@ ran = {row.op for row in rows if row.implementation == "cpp"}
 print(f"{len(rows)} errors of {len(ran)} ops with a C++ kernel, {sum(not row.holds for row in rows)} above the budget")
 print("not measured:", ", ".join(sorted(declared - ran)))
 raise SystemExit(not all(row.holds for row in rows))
-E2
+REPORT
   (($# < 2)) || emulated "$processor" -m pytest -q -p no:cacheprovider "${@:2}"
 done

@@ -115,8 +115,8 @@ using Count = Sequence<int, __integer_pack(kCount)...>;
 #endif
 using LaneNumbers = Count<kLanes>;
 
-// Lane i of the result is lane kIndex(i) of a's and b's lanes, one after the other. (For clang they
-// must be constants of one built-in: from an assignment of each lane it makes six times as many instructions.)
+// Lane i of the result is lane kIndex(i) of a's and b's lanes, one after the other. The numbers are constants of one
+// built-in, because clang makes six times as many instructions of an assignment to each lane.
 template <int (*kIndex)(int), int... kLane>
 FASTENC_INLINE Vec shuffle(Vec a, Vec b, Sequence<int, kLane...>) {
 #if defined(__clang__)

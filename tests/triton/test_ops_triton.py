@@ -193,7 +193,7 @@ def test_registrations_pass_opcheck(triton_target, name):
         torch.library.opcheck(function, *arguments, test_utils=tests)
 
 
-# opcheck traces the operators of all ops. These four differ in the Python around them.
+# On a CPU. opcheck traces the operators of every op; a GPU compiles all of them.
 COMPILED = {"attention", "cross_attention", "layer_norm", "linear_masked_cross_entropy"}
 
 

@@ -25,6 +25,11 @@ def progress_bar(items: Iterable, what: str, unit: str, show: bool | None = None
     return require("tqdm", extra="models").tqdm(items, desc=what, unit=unit, **options)
 
 
+def unless_few(show: bool | None, steps: int) -> bool | None:
+    """``show`` for :func:`progress_bar`, where None shows no bar for ten steps or fewer."""
+    return False if show is None and steps <= 10 else show
+
+
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

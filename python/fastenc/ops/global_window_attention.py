@@ -200,10 +200,8 @@ _CALL = (
 
 
 def _fake_forward(q, *rest):
-    lse = (q.shape[1], q.shape[0])
-    return q.new_empty(q.shape), q.new_empty(
-        lse if q.device.type == "cpu" else (2, *lse), dtype=torch.float32
-    )
+    lse = q.new_empty((2, q.shape[1], q.shape[0]), dtype=torch.float32)
+    return q.new_empty(q.shape), lse
 
 
 def _fake_backward(dout, out, lse, q, *rest):
@@ -213,8 +211,8 @@ def _fake_backward(dout, out, lse, q, *rest):
 
 
 # The attention of the local queries. The rows of the global tokens in out are written by the caller.
-# lse: over all keys of a query, (num_heads, tokens); from Triton (2, num_heads, tokens), over the keys in its window
-# and over the global keys.
+# lse: (2, num_heads, tokens), of the keys of a query in two groups. Triton's groups are those in its window and the
+# global ones; C++ has all keys in the first, and -inf for the second.
 define(
     f"global_window_attention_fwd({_CALL}) -> (Tensor out, Tensor lse)",
     _fake_forward,

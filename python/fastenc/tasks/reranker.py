@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import progress_bar, unless_few
 from fastenc._base.transfer import send_arguments
 from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
@@ -114,8 +114,7 @@ class Reranker:
         model, device = self.model, next(self.model.parameters()).device
         examples = encode_texts(given, model.own_tokenizer(), self.max_length, show_progress=False)
         batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
-        if show_progress is None and len(batches) <= 10:
-            show_progress = False
+        show_progress = unless_few(show_progress, len(batches))
         labels = len(model.label_names)
         scores = torch.empty(len(given), labels, device=device)
         encoder = model.encoder

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.prefetch import prefetch
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import progress_bar, unless_few
 from fastenc._base.transfer import send
 from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.quantization import check_precision, check_texts, quantize_vectors
@@ -79,8 +79,7 @@ def encode(
     listed = checked_texts(texts)
     check_texts(precision, len(listed))
     number = vectors.text_batches.number(len(listed))
-    if show_progress is None and number <= 10:
-        show_progress = False
+    show_progress = unless_few(show_progress, number)
     # An array has float32, into which the vectors are written at once.
     widened = convert_to_numpy and precision == "float32"
     result = vectors.empty(len(listed), torch.float32 if widened else None)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import progress_bar, unless_few
+from fastenc._base.transfer import send
 from fastenc.models.checkpoint import read_tensor_file, resolve
 from fastenc.models.embedding.text_batches import TextBatches, checked_texts
 from fastenc.models.encoder import Encoder
@@ -140,8 +141,7 @@ class M3Encoder(nn.Module):
         tokenizer = encoder.own_tokenizer()
         text_batches = TextBatches(tokenizer, encoder.max_tokens, batch_size)
         number = text_batches.number(len(listed))
-        if show_progress is None and number <= 10:
-            show_progress = False
+        show_progress = unless_few(show_progress, number)
         weight = self.sparse_linear.weight
         dense = weight.new_empty(len(listed), encoder.config.hidden_size)
         weights: list[dict[str, float]] = [{} for _ in listed]
@@ -153,7 +153,7 @@ class M3Encoder(nn.Module):
             ):
                 batch = made.to(weight.device)
                 hidden = encoder(batch).last_hidden_state
-                dense[chosen] = self.dense(hidden, batch)
+                dense[send(torch.tensor(chosen), dense.device)] = self.dense(hidden, batch)
                 if sparse:
                     rows = self._weights_by_token(self.token_weights(hidden).cpu(), made)
                     for index, row in zip(chosen, rows, strict=True):
@@ -163,11 +163,11 @@ class M3Encoder(nn.Module):
                     rows_of = self.token_vectors(hidden).split(lengths)
                     for index, of_text in zip(chosen, rows_of, strict=True):
                         vectors[index] = of_text[1:]
-        found = lambda rows: rows[0] if isinstance(texts, str) else rows
+        as_given = lambda rows: rows[0] if isinstance(texts, str) else rows
         return M3Vectors(
-            found(dense),
-            found(weights) if sparse else None,
-            found(vectors) if multi_vectors else None,
+            as_given(dense),
+            as_given(weights) if sparse else None,
+            as_given(vectors) if multi_vectors else None,
         )
 
     def _weights_by_token(self, weights: Tensor, batch: PackedBatch) -> list[dict[str, float]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import progress_bar, unless_few
 from fastenc.models import checkpoint
 from fastenc.models.checkpoint import read_json
 from fastenc.models.config import LAYER_MIX, EncoderConfig
@@ -154,8 +154,7 @@ class Seq2Seq(PretrainedModel):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         ids = tokenize(texts, tokenizer, self.positions)
         batches = length_sorted_batches([len(each) for each in ids], batch_size)
-        if show_progress is None and len(batches) <= 10:
-            show_progress = False
+        show_progress = unless_few(show_progress, len(batches))
         device = self.encoder.embeddings.word.weight.device
         targets: list[list[int]] = [[] for _ in texts]
         with (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.json_values import JsonObject
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import progress_bar, unless_few
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.splade_files import (
     SpladeSettings,
@@ -149,8 +149,7 @@ class SparseEncoder(MaskedLM):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         ids = tokenize(checked_texts(texts), tokenizer, self.max_tokens)
         batches = length_sorted_batches([len(each) for each in ids], batch_size)
-        if show_progress is None and len(batches) <= 10:
-            show_progress = False
+        show_progress = unless_few(show_progress, len(batches))
         device = next(self.parameters()).device
         rows: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(ids)
         frozen = self.encoder.frozen.during_call(self.encoder, calls=len(batches))
