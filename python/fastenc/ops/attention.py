@@ -138,13 +138,16 @@ def attention(
 
 def _check_qkv(qkv: Tensor, num_key_heads: int | None) -> None:
     if num_key_heads is None:
-        fits, shape = qkv.dim() == 4 and qkv.shape[1] == 3, "(total_tokens, 3, num_heads, head_dim)"
+        fits = qkv.dim() == 4 and qkv.shape[1] == 3
     else:
-        shape = f"(total_tokens, num_heads + 2 * {num_key_heads}, head_dim)"
         num_heads = qkv.shape[1] - 2 * num_key_heads if qkv.dim() == 3 else 0
         fits = num_key_heads > 0 and num_heads > 0 and num_heads % num_key_heads == 0
-        shape += f" with num_heads a multiple of {num_key_heads}" if qkv.dim() == 3 else ""
     if not fits or not qkv.is_floating_point():
+        # Here, because torch.compile does not trace a text of a number that it knows as a symbol.
+        shape = "(total_tokens, 3, num_heads, head_dim)"
+        if num_key_heads is not None:
+            shape = f"(total_tokens, num_heads + 2 * {num_key_heads}, head_dim)"
+            shape += f" with num_heads a multiple of {num_key_heads}" if qkv.dim() == 3 else ""
         raise ValueError(
             f"attention: qkv must be floating point of shape {shape}, "
             f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
