@@ -193,7 +193,13 @@ def test_registrations_pass_opcheck(triton_target, name):
         torch.library.opcheck(function, *arguments, test_utils=tests)
 
 
-@EACH_OP
+# opcheck traces the operators of all ops. These four differ in the Python around them.
+COMPILED = {"attention", "cross_attention", "layer_norm", "linear_masked_cross_entropy"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in COMPILED else pytest.param(n, marks=pytest.mark.gpu) for n in CASES]
+)
 def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
     if name == "crf_marginals":
         pytest.skip("torch.compile does not trace the gradient that it takes")
@@ -350,7 +356,7 @@ def test_the_order_of_sequences_does_not_matter(triton_target, longest):
     lengths = [longest, 3, 0, 17, 1]
     turned = list(reversed(lengths))
     for dtype in triton_target.dtypes:
-        parts = [torch.randn(n, 3, 2, 32, device=triton_target.device).to(dtype) for n in lengths]
+        parts = [torch.randn(n, 3, 1, 16, device=triton_target.device).to(dtype) for n in lengths]
         results = []
         for order, sizes in ((parts, lengths), (parts[::-1], turned)):
             qkv = torch.cat(order).requires_grad_()
