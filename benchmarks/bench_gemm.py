@@ -1,7 +1,8 @@
 """Float32 products of an encoder's layers on a CPU: y = x W^T + b, and both of its gradients.
 
-"fastenc" is our kernel on any processor; the layers use it where it is faster (`fastenc info`). "oneDNN" is the op that
-PyTorch has for its own compiler, with unpacked weights.
+"fastenc" is our kernel on any processor; the layers use it where it is faster (`fastenc info`). "fastenc, packed" reads
+a weight that was packed before, as a frozen model does. "oneDNN" is the op that PyTorch has for its own compiler, with
+unpacked weights.
 """
 
 from functools import partial
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 
 from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_groups
 from fastenc.ops import library
+from fastenc.ops.gemm import gemm_packed, pack_weight
 
 TABLES = {"gemm": "Float32 products and their gradients"}
 SIZES = {"MiniLM, q k v": (384, 1152), "MiniLM, down": (1536, 384), "BERT-base, up": (768, 3072)}
-ROWS = (32, 400, 4096)
+ROWS = (20, 96, 400, 4096)
 
 
 def by_onednn(a, b, bias):
@@ -41,6 +43,12 @@ def measure(name: str, rows: int, inner: int, columns: int) -> dict[str, dict]:
             "oneDNN": partial(by_onednn, *given),
             "fastenc": partial(ours, *given) if library.HAS_CPP else NOT_INSTALLED,
         }
+        if case == "y":
+            calls["fastenc, packed"] = (
+                partial(gemm_packed, x, pack_weight(weight), bias, columns)
+                if library.HAS_CPP
+                else NOT_INSTALLED
+            )
         numbers = a.numel() + b.numel() + truth.numel()
         work = Work(4 * numbers, 2 * rows * inner * columns)
         results[f"{name}: {rows:,} x {inner:,} x {columns:,}, {case}"] = compare(

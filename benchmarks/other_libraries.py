@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks._harness import NOT_INSTALLED, read_cases, write
+from benchmarks._squad import questions_and_paragraphs
 from fastenc import patch
 from fastenc.demo.checkpoint import minilm_folder
 
@@ -193,6 +194,21 @@ def cross_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     return lambda: model.predict(pairs, batch_size=BATCH)
 
 
+def rerank(prepare: Prepare, closing: ExitStack) -> Call:
+    """64 questions of SQuAD with the first sentences of their paragraphs: pairs of at most 256 tokens."""
+    from sentence_transformers import CrossEncoder
+
+    torch.manual_seed(0)
+    model, rng, pairs = CrossEncoder(FOLDER, num_labels=1, device="cpu"), Random(0), []
+    for question, paragraph in questions_and_paragraphs(80):
+        sentences = paragraph.split(". ")
+        pair = question, ". ".join(sentences[: rng.randint(1, len(sentences))])
+        if len(model.tokenizer(*pair)["input_ids"]) <= 256:
+            pairs.append(pair)
+    prepare(model)
+    return lambda: model.predict(pairs[:64], batch_size=BATCH)
+
+
 def sparse_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
@@ -321,6 +337,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Prepare, ExitStack], Call]]] =
     ),
     "SentenceTransformerTrainer": (("sentence-transformers",), train_sentences),
     "CrossEncoder.predict": (("sentence-transformers",), cross_encoder),
+    "CrossEncoder.predict, SQuAD": (("sentence-transformers",), rerank),
     "SparseEncoder.encode": (("sentence-transformers",), sparse_encoder),
     "SetFit, predict_proba": (("setfit",), setfit),
     "GLiNER, inference": (("gliner",), gliner),

@@ -349,6 +349,22 @@ def peak_memory(data: dict) -> str:
     )
 
 
+def sparse_training(data: dict) -> str:
+    def cell(row: dict | None) -> str:
+        if row is not None and "MiB" in row:
+            return f"{row['MiB']:,.0f} MiB"
+        return time_and_speedup(row)
+
+    return section(
+        "SPLADE: MiniLM with 30,522 tokens",
+        "FASTENC_DATA=... python -m benchmarks.studies.sparse_training",
+        "Float32; questions of SQuAD with their paragraphs. A step is forward, SpladeLoss, backward and AdamW. Memory "
+        "is what a step or encode takes above the weights and AdamW's moments, gradients included. "
+        + machine_line(data["machine"]),
+        grid(data["cases"], {case: case for case in data["cases"]}, "", cell),
+    )
+
+
 def train_objectives(data: dict) -> str:
     """A row for each term of each objective's loss."""
     names = ["", "constant guess", "first", "last", "step", "peer", "peer's step", "fastenc there"]
@@ -532,6 +548,7 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
         "Cut at 512 tokens, or read in chunks of 256 tokens that overlap by 64.",
         "transformers Trainer, head",
     ),
+    "sparse_training": sparse_training,
     "predict_throughput": predict_throughput,
     "word_vectors": word_vectors,
     "static_vectors": static_vectors,

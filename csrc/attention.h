@@ -24,6 +24,7 @@ struct Attention {
   int64_t total_q;
   float scale;
   Dropout dropout;  // row = query in the batch, stream = head, column = key in the sequence
+  Dropout global_dropout;  // of a task's global keys: column = key among them
   int64_t window_left = -1, window_right = -1;  // -1: no limit
   const float* alibi_slopes = nullptr;          // (num_heads,), or null
   const float* relative_bias = nullptr;         // (num_heads, 2 * relative_radius + 1), or null; d is clamped
@@ -60,6 +61,10 @@ static inline void set_packed(Attention& a, const float* qkv) {
 // the task has all heads of q that read it, so that their sum does not depend on the number of threads.
 struct AttentionTask {
   int64_t first_q, length_q, first_k, length_k, head;
+  // Keys of the sequence that every query sees, outside its window too: their rows of k and v. key_bias hides them from
+  // the windows, so that no query counts them twice.
+  const int64_t* global_keys = nullptr;
+  int64_t num_global_keys = 0;
 };
 
 constexpr int64_t kAttentionRows = 48;  // rows of a block of queries; scores exist for one block at a time

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -66,3 +67,8 @@ def self_attention_call(
         "window_right": -1,
     }
     return AttentionCall(**(fields | others))
+
+
+def later_state(rng_state: Tensor, number: int) -> Tensor:
+    """The state of a mask whose offset is greater by ``number``; nothing is read back from the device."""
+    return torch.cat((rng_state[:1], rng_state[1:] + number)) if number else rng_state

@@ -162,33 +162,54 @@ class ScoreBias {
 // The keys that any row of a block sees, extended to the start of a panel.
 struct VisibleKeys {
   int64_t first, count;
+  int64_t near;     // columns of scores of these keys, up to a whole vector
+  int64_t columns;  // and with those of the global keys, which follow
 
   VisibleKeys(const Attention& a, const AttentionTask& task, int64_t row, int64_t rows) {
     first = first_visible(a, task, row) / kPanel * kPanel;
     count = end_visible(a, task, row + rows - 1) - first;
+    near = padded_length(count);
+    columns = near + padded_length(task.num_global_keys);
   }
 };
 
+// The most columns of scores that a row of a task has.
+FASTENC_INLINE int64_t most_columns(const AttentionTask& task) {
+  return padded_length(task.length_k) + padded_length(task.num_global_keys);
+}
+
 FASTENC_INLINE void row_dropout(
     const Attention& a, const AttentionTask& task, int64_t row, const VisibleKeys& seen, float* keep) {
-  dropout_scales(a.dropout, (uint32_t)task.head, (uint32_t)(task.first_q + row), seen.count, keep, seen.first);
+  const uint32_t head = (uint32_t)task.head, query = (uint32_t)(task.first_q + row);
+  dropout_scales(a.dropout, head, query, seen.count, keep, seen.first);
+  dropout_scales(a.global_dropout, head, query, task.num_global_keys, keep + seen.near);
+}
+
+// Widens the rows of the global keys.
+template <class T>
+static void widen_globals(const PackedHeads& x, const AttentionTask& task, int64_t head, int64_t dim, float* target) {
+  for (int64_t g = 0; g < task.num_global_keys; ++g)
+    widen(rows_of<T>(x, task.global_keys[g], head), x.token_stride, 1, dim, 1.f, target + g * dim);
 }
 
 template <class T>
 static void attention_forward_task(const Attention& a, const AttentionTask& task, float* scratch) {
-  const int64_t dim = a.head_dim, length = task.length_k, out_stride = a.num_heads * dim;
+  const int64_t dim = a.head_dim, length = task.length_k, globals = task.num_global_keys;
+  const int64_t out_stride = a.num_heads * dim, key_head = task.head / a.group;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);
   T* out = (T*)a.out + task.first_q * out_stride + task.head * dim;
   float* lse = a.lse + task.head * a.total_q + task.first_q;
   float* keys = scratch;  // transposed, in panels
-  float* values = keys + panels_length(length) * dim;
-  float* scores = values + length * dim;
-  float* queries = scores + kAttentionRows * scores_stride(length);
+  float* global_keys = keys + panels_length(length) * dim;
+  float* values = global_keys + panels_length(globals) * dim;
+  float* global_values = values + length * dim;
+  float* scores = global_values + globals * dim;
+  float* queries = scores + kAttentionRows * scores_stride(most_columns(task));
   float* result = queries + kAttentionRows * dim;
   float* keep = result + kAttentionRows * dim;
-  float* bias_scratch = keep + dropout_room(length);
+  float* bias_scratch = keep + dropout_room(most_columns(task));
   const ScoreBias bias(a, task, bias_scratch);
-  const T* k = rows_of<T>(a.k, task.first_k, task.head / a.group);
+  const T* k = rows_of<T>(a.k, task.first_k, key_head);
   PositionScores positions(a, task, bias_scratch + ScoreBias::floats(task.length_q, length));
   if (a.positions) positions.widen_keys(k);
   if (changes_keys(a)) {
@@ -198,7 +219,10 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
   } else {
     widen_transposed(k, a.k.token_stride, length, dim, keys);
   }
-  widen(rows_of<T>(a.v, task.first_k, task.head / a.group), a.v.token_stride, length, dim, 1.f, values);
+  widen(rows_of<T>(a.v, task.first_k, key_head), a.v.token_stride, length, dim, 1.f, values);
+  widen_globals<T>(a.k, task, key_head, dim, global_values);  // free until the values are widened
+  widen_transposed(global_values, dim, globals, dim, global_keys);
+  widen_globals<T>(a.v, task, key_head, dim, global_values);
   for (int64_t row = 0; row < task.length_q; row += kAttentionRows) {
     const int64_t left = task.length_q - row, rows = left < kAttentionRows ? left : kAttentionRows;
     const VisibleKeys seen(a, task, row, rows);
@@ -207,21 +231,24 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
       for (int64_t r = 0; r < rows; ++r) lse[row + r] = -__builtin_inff();
       continue;
     }
-    const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count);
+    const int64_t columns = seen.columns, stride = scores_stride(columns);
     read_queries(a, q + row * a.q.token_stride, rows, row, queries);
-    multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, padded, dim);
+    multiply_panels(queries, dim, keys + seen.first * dim, scores, stride, rows, seen.near, dim);
+    multiply_panels(queries, dim, global_keys, scores + seen.near, stride, rows, columns - seen.near, dim);
     if (a.positions) positions.add_to(scores, stride, queries, row, rows);
     Vec partial[kAttentionRows];
     float row_max[kAttentionRows], row_sums[kAttentionRows];
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows; ++r) {
       partial[r] = bias.changes_scores() ? bias.add_to(scores + r * stride, row + r, seen.first, seen.count)
                                          : row_maxima(scores + r * stride, seen.count);
+      if (globals) partial[r] = max(partial[r], row_maxima(scores + r * stride + seen.near, globals));
+    }
     fold_all<max>(partial, rows, row_max);
     for (int64_t r = 0; r < rows; ++r) {
       float* p = scores + r * stride;
       const Vec top = splat(row_max[r] == -__builtin_inff() ? 0.f : row_max[r]);  // inf - inf would be NaN
       Vec row_sum{};
-      for (int64_t j = 0; j < padded; j += kLanes) {
+      for (int64_t j = 0; j < columns; j += kLanes) {
         // Subtract before multiplying: where scores are large, s * log2(e) is rounded by more than the difference.
         const Vec e = exp2_of_negative((load(p + j) - top) * kLog2E);
         row_sum += e;
@@ -230,11 +257,12 @@ static void attention_forward_task(const Attention& a, const AttentionTask& task
       partial[r] = row_sum;
       if (a.dropout.threshold) {
         row_dropout(a, task, row + r, seen, keep);
-        for (int64_t j = 0; j < padded; j += kLanes) store(p + j, load(p + j) * load(keep + j));
+        for (int64_t j = 0; j < columns; j += kLanes) store(p + j, load(p + j) * load(keep + j));
       }
     }
     fold_all<add>(partial, rows, row_sums);
     multiply(scores, stride, values + seen.first * dim, result, rows, dim, seen.count, false);
+    multiply(scores + seen.near, stride, global_values, result, rows, dim, globals, true);
     for (int64_t r = 0; r < rows; ++r) {
       const float inverse = row_sums[r] == 0.f ? 0.f : 1.f / row_sums[r];
       narrow(result + r * dim, 1, dim, inverse, out + (row + r) * out_stride, dim);
@@ -252,9 +280,11 @@ struct KeyOperands {
 // The queries of one head: writes dq, and adds to dkeys and dvalues, or sets them if `first`.
 template <class T>
 static void attention_backward_queries(
-    const Attention& a, const AttentionTask& task, const KeyOperands& of_keys, bool first, float* scratch) {
-  const int64_t dim = a.head_dim, length = task.length_k;
-  const int64_t scores_size = kAttentionRows * scores_stride(length), keep_stride = dropout_room(length);
+    const Attention& a, const AttentionTask& task, const KeyOperands& of_keys, const KeyOperands& of_globals,
+    bool first, float* scratch) {
+  const int64_t dim = a.head_dim, length = task.length_k, globals = task.num_global_keys;
+  const int64_t most = most_columns(task), scores_size = kAttentionRows * scores_stride(most);
+  const int64_t keep_stride = dropout_room(most);
   const int64_t out_stride = a.num_heads * dim;
   const T* q = rows_of<T>(a.q, task.first_q, task.head);
   const T* dout = (const T*)a.dout + task.first_q * out_stride + task.head * dim;
@@ -281,12 +311,14 @@ static void attention_backward_queries(
       clear_rows(dq + row * a.grad_stride, a.grad_stride, rows, dim);
       continue;
     }
-    const int64_t padded = padded_length(seen.count), stride = scores_stride(seen.count), start = seen.first * dim;
+    const int64_t near = seen.near, columns = seen.columns, stride = scores_stride(columns), start = seen.first * dim;
     read_queries(a, q + row * a.q.token_stride, rows, row, queries);
     widen(dout + row * out_stride, out_stride, rows, dim, 1.f, douts);
-    multiply_panels(queries, dim, of_keys.keys_t + start, p, stride, rows, padded, dim);
+    multiply_panels(queries, dim, of_keys.keys_t + start, p, stride, rows, near, dim);
+    multiply_panels(queries, dim, of_globals.keys_t, p + near, stride, rows, columns - near, dim);
     if (a.positions) positions.add_to(p, stride, queries, row, rows);
-    multiply_panels(douts, dim, of_keys.values_t + start, ds, stride, rows, padded, dim);
+    multiply_panels(douts, dim, of_keys.values_t + start, ds, stride, rows, near, dim);
+    multiply_panels(douts, dim, of_globals.values_t, ds + near, stride, rows, columns - near, dim);
     Vec partial[kAttentionRows], partial_sums[kAttentionRows];
     float deltas[kAttentionRows], sums[kAttentionRows];
     for (int64_t r = 0; r < rows; ++r) {
@@ -297,14 +329,15 @@ static void attention_backward_queries(
         bias.add_to(p_row, row + r, seen.first, seen.count);
       else
         row_maxima(p_row, seen.count);  // only to hide the scores past the end
+      if (globals) row_maxima(p_row + near, globals);
       if (a.dropout.threshold) {
         row_dropout(a, task, row + r, seen, keep_row);
-        for (int64_t j = 0; j < padded; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep_row + j));
+        for (int64_t j = 0; j < columns; j += kLanes) store(ds_row + j, load(ds_row + j) * load(keep_row + j));
       }
       const bool blind = lse[row + r] == -__builtin_inff();  // sees no key, so every probability is exp(-inf)
       const Vec row_lse = splat(blind ? __builtin_inff() : lse[row + r]);
       Vec delta{}, sum{};
-      for (int64_t j = 0; j < padded; j += kLanes) {
+      for (int64_t j = 0; j < columns; j += kLanes) {
         const Vec probability = exp2_of_negative((load(p_row + j) - row_lse) * kLog2E);
         delta += probability * load(ds_row + j);
         sum += probability;
@@ -321,23 +354,27 @@ static void attention_backward_queries(
       const bool blind = lse[row + r] == -__builtin_inff();
       const float inverse = blind ? 0.f : 1.f / sums[r];
       const Vec delta = splat(blind ? 0.f : deltas[r] * inverse - (dlse ? dlse[row + r] : 0.f));
-      for (int64_t j = 0; j < padded; j += kLanes) {
+      for (int64_t j = 0; j < columns; j += kLanes) {
         const Vec probability = load(p_row + j) * inverse;
         store(ds_row + j, probability * (load(ds_row + j) - delta));
         store(p_row + j, a.dropout.threshold ? probability * load(keep + r * keep_stride + j) : probability);
       }
       if (a.ddistance) {
         float* of_distance = ddistance + bias.distance_index(row + r) + seen.first;
-        for (int64_t j = 0; j < padded; j += kLanes) store(of_distance + j, load(of_distance + j) + load(ds_row + j));
+        for (int64_t j = 0; j < near; j += kLanes) store(of_distance + j, load(of_distance + j) + load(ds_row + j));
       }
     }
     multiply(ds, stride, of_keys.keys + start, dqueries, rows, dim, seen.count, false);
+    multiply(ds + near, stride, of_globals.keys, dqueries, rows, dim, globals, true);
     rotate(a, dqueries, rows, row, true);
     if (a.positions) positions.add_query_gradients(ds, stride, queries, dqueries, row, rows);
     narrow(dqueries, rows, dim, a.scale, dq + row * a.grad_stride, a.grad_stride);
     multiply<true>(ds, stride, queries, of_keys.dkeys + start, seen.count, dim, rows, row || !first);
     if (a.positions) positions.add_key_gradients(ds, stride, of_keys.dkeys, row, rows);
     multiply<true>(p, stride, douts, of_keys.dvalues + start, seen.count, dim, rows, row || !first);
+    if (!globals) continue;
+    multiply<true>(ds + near, stride, queries, of_globals.dkeys, globals, dim, rows, row || !first);
+    multiply<true>(p + near, stride, douts, of_globals.dvalues, globals, dim, rows, row || !first);
   }
   if (a.ddistance && task.length_q && length)
     __builtin_memcpy(
@@ -352,28 +389,43 @@ static void attention_backward_queries(
 // of dp has no effect on ds.
 template <class T>
 static void attention_backward_task(const Attention& a, const AttentionTask& task, float* scratch) {
-  const int64_t dim = a.head_dim, length = task.length_k;
+  const int64_t dim = a.head_dim, length = task.length_k, globals = task.num_global_keys;
   const int64_t size = length * dim, panels_size = panels_length(length) * dim;
+  const int64_t globals_size = globals * dim, globals_panels = panels_length(globals) * dim;
   const T* k = rows_of<T>(a.k, task.first_k, task.head);
   const T* v = rows_of<T>(a.v, task.first_k, task.head);
   T* dk = (T*)a.dk + task.first_k * a.key_grad_stride + task.head * dim;
   T* dv = (T*)a.dv + task.first_k * a.key_grad_stride + task.head * dim;
   float* keys_t = scratch;
-  float* values_t = keys_t + panels_size;
-  float* keys = values_t + panels_size;
-  float* dkeys = keys + size;
-  float* dvalues = dkeys + size;
+  float* values_t = keys_t + panels_size + globals_panels;
+  float* keys = values_t + panels_size + globals_panels;
+  float* dkeys = keys + size + globals_size;
+  float* dvalues = dkeys + size + globals_size;
+  const KeyOperands of_keys{keys, keys_t, values_t, dkeys, dvalues};
+  float* global_keys = keys + size;
+  const KeyOperands of_globals{
+      global_keys, keys_t + panels_size, values_t + panels_size, dkeys + size, dvalues + size};
   // Keys that no block reaches keep a gradient of 0; without a window the first block writes all of them.
   const bool set_by_first = a.window_left < 0 && a.window_right < 0 && task.length_q;
-  if (!set_by_first) __builtin_memset(dkeys, 0, 2 * size * sizeof(float));
+  if (!set_by_first) __builtin_memset(dkeys, 0, 2 * (size + globals_size) * sizeof(float));
   read_keys(a, k, length, keys);
   widen_transposed(keys, dim, length, dim, keys_t);
   widen_transposed(v, a.v.token_stride, length, dim, values_t);
+  widen_globals<T>(a.v, task, task.head, dim, global_keys);  // free until the keys are widened
+  widen_transposed(global_keys, dim, globals, dim, values_t + panels_size);
+  widen_globals<T>(a.k, task, task.head, dim, global_keys);
+  widen_transposed(global_keys, dim, globals, dim, keys_t + panels_size);
   for (int64_t member = 0; member < a.group; ++member) {
     AttentionTask of_head = task;
     of_head.head = task.head * a.group + member;
     attention_backward_queries<T>(
-        a, of_head, {keys, keys_t, values_t, dkeys, dvalues}, set_by_first && !member, dvalues + size);
+        a, of_head, of_keys, of_globals, set_by_first && !member, dvalues + size + globals_size);
+  }
+  for (int64_t g = 0; g < globals; ++g) {
+    // No window has a global key, so its gradient there is 0.
+    const int64_t row = (task.global_keys[g] - task.first_k) * dim, bytes = dim * sizeof(float);
+    __builtin_memcpy(dkeys + row, of_globals.dkeys + g * dim, bytes);
+    __builtin_memcpy(dvalues + row, of_globals.dvalues + g * dim, bytes);
   }
   rotate(a, dkeys, length, 0, true);
   narrow(dkeys, length, dim, 1.f, dk, a.key_grad_stride);

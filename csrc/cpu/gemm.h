@@ -171,6 +171,7 @@ constexpr int kHalfLanes = kLanes / 2;
 typedef float HalfVec __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
 constexpr int kRowVectors = 3;                                       // the most vectors of rows of a tile
 constexpr int kRowOutputs = kTileVectors == 4 ? 8 : 4;              // times kRowVectors sums fill the registers
+constexpr bool kPairsHalves = FASTENC_VECTOR_BYTES == 32;           // a half vector takes as long as a whole one
 constexpr int64_t kMostTileRows = kRowVectors * kLanes;
 
 // Calls run(first, width) for tiles that share the rows evenly; the width is a multiple of kHalfLanes.
@@ -205,12 +206,46 @@ void pack_few_rows(const GemmFewRows& m, float* packed) {
   });
 }
 
+// Sums of half vectors of rows: one for each output, or paired, those of two outputs in a vector.
+template <int kOutputs, bool kPaired>
+struct HalfSums {
+  HalfVec sums[kOutputs] = {};
+  FASTENC_INLINE HalfVec take(const float* a) {
+    HalfVec half;
+    __builtin_memcpy(&half, a, sizeof half);
+    return half;
+  }
+  __attribute__((always_inline)) void add_products(HalfVec a, const float* const* weights, int64_t k) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; ++o) sums[o] += a * (weights[o][k] - HalfVec{});
+  }
+  __attribute__((always_inline)) HalfVec of(int output) const { return sums[output]; }
+};
+
+#if FASTENC_VECTOR_BYTES == 32
+template <int kOutputs>
+struct HalfSums<kOutputs, true> {
+  Vec sums[kOutputs / 2] = {};
+  FASTENC_INLINE Vec take(const float* a) { return (Vec)_mm256_broadcast_ps((const __m128*)a); }
+  __attribute__((always_inline)) void add_products(Vec a, const float* const* weights, int64_t k) {
+#pragma GCC unroll 8
+    for (int o = 0; o < kOutputs; o += 2)
+      sums[o / 2] += a * (kLaneIndex < kHalfLanes ? splat(weights[o][k]) : splat(weights[o + 1][k]));
+  }
+  __attribute__((always_inline)) HalfVec of(int output) const {
+    HalfVec halves[2];
+    __builtin_memcpy(halves, &sums[output / 2], sizeof halves);
+    return halves[output % 2];
+  }
+};
+#endif
+
 // The rows of one tile: kVectors vectors, and a half if kHalf. Prefetches rows [first_ahead, last_ahead) of W.
 template <class T, int kOutputs, int kVectors, bool kHalf>
 static void row_tile(
     const GemmFewRows& m, const float* a, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
   constexpr int64_t kWidth = kVectors * kLanes + kHalf * kHalfLanes;
-  constexpr int kHalves = kHalf ? kOutputs : 1, kFull = kVectors ? kVectors : 1;
+  constexpr int kFull = kVectors ? kVectors : 1;
   alignas(64) float totals[kOutputs][kMostTileRows];
   float widened[sizeof(T) == sizeof(float) ? 1 : kOutputs * kDepth];
   for (int64_t start = 0; start < m.weight.depth; start += kDepth) {
@@ -230,13 +265,11 @@ static void row_tile(
       }
     }
     Vec sums[kOutputs][kFull];
-    HalfVec halves[kHalves];
+    HalfSums<kHalf ? kOutputs : 1, kHalf && kPairsHalves && kOutputs % 2 == 0> halves;
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) {
+    for (int o = 0; o < kOutputs; ++o)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[o][v] = Vec{};
-      if (kHalf) halves[o] = HalfVec{};
-    }
     const float* a_k = a + start * kWidth;
     for (int64_t k = 0; k < depth; k += kLanes) {
       for (int64_t o = first_ahead; o < last_ahead; ++o)
@@ -244,17 +277,13 @@ static void row_tile(
       const int64_t end = k + kLanes < depth ? k + kLanes : depth;
       for (int64_t i = k; i < end; ++i, a_k += kWidth) {
         Vec x[kFull];
-        HalfVec half{};
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) x[v] = load(a_k + v * kLanes);
-        if (kHalf) __builtin_memcpy(&half, a_k + kVectors * kLanes, sizeof half);
 #pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o) {
-          const float w = weights[o][i];
+        for (int o = 0; o < kOutputs; ++o)
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(w);
-          if (kHalf) halves[o] += half * (w - HalfVec{});
-        }
+          for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(weights[o][i]);
+        if constexpr (kHalf) halves.add_products(halves.take(a_k + kVectors * kLanes), weights, i);
       }
     }
 #pragma GCC unroll 8
@@ -266,11 +295,11 @@ static void row_tile(
         float* total = totals[o] + v * kLanes;
         store(total, first ? sums[o][v] : (start ? load(total) : splat(bias)) + sums[o][v]);
       }
-      if (kHalf) {
+      if constexpr (kHalf) {
         float* total = totals[o] + kVectors * kLanes;
         HalfVec before = bias - HalfVec{};
         if (start) __builtin_memcpy(&before, total, sizeof before);
-        before = first ? halves[o] : before + halves[o];
+        before = first ? halves.of(o) : before + halves.of(o);
         __builtin_memcpy(total, &before, sizeof before);
       }
     }

@@ -113,7 +113,7 @@ def build_objective(folder, objective, **settings):
     return objective_trainer(options, model, texts[5:], config, dev=texts[:5], show_progress=False)
 
 
-def build_task(folder, task, gather=False, **settings):
+def build_task(folder, task, gather=False, tokens_at_once=20, **settings):
     """A run of any task, on sentences whose first word decides label, tags and answers."""
     torch.set_num_threads(1)
     texts = [text.split("\n")[0] for text in documents(25)]
@@ -128,7 +128,7 @@ def build_task(folder, task, gather=False, **settings):
         sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]
         chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
     elif task == "sentence-embedding":
-        chosen = SentenceEmbedding(gather=gather, tokens_at_once=20, symmetric=True)
+        chosen = SentenceEmbedding(gather=gather, tokens_at_once=tokens_at_once, symmetric=True)
         data = TextPairs(list(zip(texts, [*texts[1:], texts[0]], strict=True)), [])
     elif task == "span-ner":
         words = [text.split() for text in texts]

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from fastenc.data.samples import write_samples
+from fastenc.ops import int8_products
 from tests.helpers import ROOT
 from tests.helpers.commands import run
 from tests.helpers.hub_models import local_folders
@@ -56,8 +57,17 @@ def made_small(arguments):
     return [*arguments, *MODEL, *STEPS, *([] if "store" in arguments else BATCHES + VOCABULARY)]
 
 
+needs_int8 = pytest.mark.skipif(
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
+)
+
+
 def pages_with(language):
-    return [pytest.param(path, id=path.stem) for path in PAGES if blocks(path, language)]
+    return [
+        pytest.param(path, id=path.stem, marks=needs_int8 if path.stem == "int8" else ())
+        for path in PAGES
+        if blocks(path, language)
+    ]
 
 
 def missing_library(code):

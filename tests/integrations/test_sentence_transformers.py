@@ -10,7 +10,7 @@ import torch
 import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import CrossEncoder as CrossEncoderOfPairs
-from fastenc.models import EncoderConfig, SentenceEmbedder
+from fastenc.models import EncoderConfig, SentenceEmbedder, SparseEncoder
 from fastenc.models.embedding.sentence_files import SentenceSettings
 
 TEXTS = [
@@ -26,7 +26,11 @@ PAIRS = [(one, other) for one in TEXTS[:2] for other in TEXTS]
 def folders(tmp_path_factory):
     """Random models without dropout, in sentence-transformers' folders."""
     root = tmp_path_factory.mktemp("models")
-    for name, cls in (("vectors", SentenceEmbedder), ("scores", CrossEncoderOfPairs)):
+    for name, cls in (
+        ("vectors", SentenceEmbedder),
+        ("scores", CrossEncoderOfPairs),
+        ("weights", SparseEncoder),
+    ):
         torch.manual_seed(0)
         model = cls(EncoderConfig(97, 32, 2, 2, 64, 64, hidden_dropout_p=0, attention_dropout_p=0))
         model.tokenizer = train_tokenizer(TEXTS, vocab_size=97)
@@ -54,6 +58,13 @@ def cross_encoders(folders):
     from sentence_transformers import CrossEncoder
 
     return both(lambda: CrossEncoder(str(folders / "scores"), device="cpu"))
+
+
+@pytest.fixture
+def sparse_encoders(folders):
+    from sentence_transformers import SparseEncoder
+
+    return both(lambda: SparseEncoder(str(folders / "weights"), device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -120,17 +131,23 @@ def losses_of(model, trainer_class, arguments_class, rows, loss, folder):
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
-def test_trainers_have_the_same_losses(embedders, cross_encoders, tmp_path):
+def test_trainers_have_the_same_losses(embedders, cross_encoders, sparse_encoders, tmp_path):
     from sentence_transformers import (
         CrossEncoderTrainer,
         CrossEncoderTrainingArguments,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
+        SparseEncoderTrainer,
+        SparseEncoderTrainingArguments,
     )
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
     from sentence_transformers.sentence_transformer.losses import (
         MatryoshkaLoss,
         MultipleNegativesRankingLoss,
+    )
+    from sentence_transformers.sparse_encoder.losses import (
+        SparseMultipleNegativesRankingLoss,
+        SpladeLoss,
     )
 
     columns = dict(zip(("one", "other"), map(list, zip(*PAIRS, strict=True)), strict=True))
@@ -143,7 +160,18 @@ def test_trainers_have_the_same_losses(embedders, cross_encoders, tmp_path):
     )
     labelled = columns | {"label": [float(i % 2) for i in range(len(PAIRS))]}
     of_pairs = CrossEncoderTrainer, CrossEncoderTrainingArguments, labelled, BinaryCrossEntropyLoss
-    for models, given in ((embedders, of_vectors), (cross_encoders, of_pairs)):
+    splade = lambda model: SpladeLoss(
+        model,
+        SparseMultipleNegativesRankingLoss(model),
+        document_regularizer_weight=3e-3,
+        query_regularizer_weight=5e-3,
+    )
+    of_weights = SparseEncoderTrainer, SparseEncoderTrainingArguments, columns, splade
+    for models, given in (
+        (embedders, of_vectors),
+        (cross_encoders, of_pairs),
+        (sparse_encoders, of_weights),
+    ):
         expected, losses = (losses_of(model, *given, tmp_path) for model in models)
         assert len(losses) == 3 and len({*expected}) == 3
         assert losses == pytest.approx(expected, rel=1e-4)

@@ -75,14 +75,21 @@ def test_a_patched_sparse_encoder_has_the_same_numbers(folder, pooling, activati
     assert_same(their_loss(patched), loss)
     features = patched.preprocess(TEXTS[:2])
     rows = lambda: patched(dict(features))["token_embeddings"].shape[1]
-    # One row of maxima where nothing else can see the logits; the first step alone gives all logits.
-    assert (rows() == 1) == (pooling == "max")
+    # One row of weights where nothing else can see the logits; the first step alone gives all logits.
+    assert rows() == 1
     assert patched[0](dict(features))["token_embeddings"].shape[1] > 1
     hook = patched[1].register_forward_pre_hook(lambda *_: None)
     assert rows() > 1
     hook.remove()
     fastenc.unpatch(patched)
-    assert "forward" not in patched.__dict__ and rows() > 1
+    assert all("forward" not in each.__dict__ for each in (patched, patched[1])) and rows() > 1
+
+
+def test_sums_of_two_logarithms_are_computed_from_the_logits(folder):
+    model = theirs_of(folder, "sum", "log1p_relu")
+    expected = model.encode(TEXTS).to_dense()
+    fastenc.patch(model)
+    torch.testing.assert_close(model.encode(TEXTS).to_dense(), expected)
 
 
 @pytest.mark.parametrize("pooling,activation", MODES)

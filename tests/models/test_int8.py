@@ -175,7 +175,7 @@ def refused(folder, match, change=lambda encoder: None, dtype="int8"):
     assert encoder.frozen._layers is None
 
 
-def test_what_it_refuses(folder, monkeypatch):
+def test_what_it_refuses(folder):
     refused(folder, "call eval", lambda encoder: encoder.train())
     refused(folder, "must be .int8. or None, got 'int4'", dtype="int4")
     refused(folder, "float32 weights, they are torch.bfloat16", lambda e: e.to(torch.bfloat16))
@@ -189,8 +189,6 @@ def test_what_it_refuses(folder, monkeypatch):
     refused(folder, "layer 0 .*not merged", lambda encoder: add_adaptation(encoder, Lora(rank=2)))
     with pytest.raises(ValueError, match=r"dtype must be a torch\.dtype or"):
         Encoder.from_pretrained(folder, dtype="int4")
-    monkeypatch.setattr(int8_products, "has_int8_products", lambda: False)
-    refused(folder, "AVX512-VNNI")
 
 
 def test_widths_that_are_no_multiples_of_16(tmp_path):

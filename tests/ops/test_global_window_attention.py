@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fastenc.ops import attention, global_window_attention
+from fastenc.ops.global_window_attention import offsets_of_globals
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of
 from tests.helpers.extension import needs_cpp
@@ -102,15 +103,14 @@ def test_nan_stays_in_its_sequence_and_no_tokens_are_none(instruction_set):
 @needs_cpp
 def test_registration_passes_opcheck_and_compiles():
     inputs, dout = inputs_of((4, 9), 2, 16, (2, 1)), torch.randn(13, 2, 16)
-    results = [
-        torch.randn(13, 2, 16),
-        torch.randn(2, 13),
-        torch.randn(13, 2, 16),
-        torch.randn(2, 13),
-    ]
-    ops = torch.ops.fastenc
-    torch.library.opcheck(ops.global_window_merge_fwd.default, tuple(results))
-    torch.library.opcheck(ops.global_window_merge_bwd.default, (dout, *results, torch.zeros(13)))
+    chosen, offsets = inputs.global_tokens, offsets_of(inputs.lengths)
+    tensors = (*inputs.qkv.detach().unbind(1), chosen, offsets_of_globals(chosen, offsets), offsets)
+    arguments = (*tensors, torch.tensor([3, 4]), 9, 0.3, 0.25, 2, 1)
+    out, lse = torch.ops.fastenc.global_window_attention_fwd(*arguments)
+    torch.library.opcheck(torch.ops.fastenc.global_window_attention_fwd.default, arguments)
+    torch.library.opcheck(
+        torch.ops.fastenc.global_window_attention_bwd.default, (dout, out, lse, *arguments, True)
+    )
     compiled = torch.compile(global_window_attention, backend="aot_eager", fullgraph=True)
     pairs = [
         (result, *gradients(result, inputs, dout))

@@ -9,7 +9,7 @@ from torch import nn
 import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import CrossEncoder, EncoderConfig
-from fastenc.tasks import Reranking, task_of
+from fastenc.tasks import Reranking, SparseEmbedding, task_of
 from fastenc.tasks.ranking_metrics import ranking_metrics
 from tests.helpers.commands import run
 
@@ -256,5 +256,6 @@ def test_errors(base, tmp_path, monkeypatch):
     fails("must be whole numbers.*got 0.5", row, {**row, "label": 0.5}, train=model)
     fails("no label above 0", {**row, "label": 0}, train=model)
     monkeypatch.setitem(__import__("sys").modules, "pytrec_eval", None)
-    with pytest.raises(ImportError, match=r"fastenc\[retrieval\]"):
-        ranking_metrics([[1.0]], [[1]])
+    for task in (Reranking(), SparseEmbedding(text=("query", "document"))):
+        with pytest.raises(ImportError, match=r"fastenc\[retrieval\]"):
+            task.read(path, model)

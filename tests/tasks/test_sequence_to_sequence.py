@@ -30,6 +30,7 @@ def tokenizer_of(model_type: str) -> TokenizerLike:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Small models with random weights, and tables."""
+    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("seq2seq")
     for model_type, objective in (("t5", "span-corruption"), ("bpe", "denoise")):
         new = NewModel(layers=1, hidden=32, dropout=0.0)
@@ -40,11 +41,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("model_type", "lr"), [("t5", 1e-2), ("bpe", 5e-3)])
-def test_from_a_table_to_predictions(model_type, lr, folder, tmp_path):
+@pytest.mark.parametrize("model_type", ["t5", "bpe"])
+def test_from_a_table_to_predictions(model_type, folder, tmp_path):
     data, out = folder / "rows.tsv", tmp_path / "run"
     options = ("--task", "seq2seq", "--prefix", "colour: ", "--max-target-length", 8)
-    steps = ("--max-steps", 150, "--batch-size", 12, "--lr", lr, "--eval-every", 150)
+    steps = ("--max-steps", 150, "--batch-size", 12, "--lr", 5e-3, "--eval-every", 150)
     printed = run("finetune", folder / model_type, data, "--dev", data, "-o", out, *options, *steps)
     assert "exact_match 1" in printed, printed
     metrics = run("evaluate", out, data, "--report", tmp_path / "report")

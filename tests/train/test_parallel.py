@@ -115,7 +115,9 @@ def root(tmp_path_factory):
         runs.append((own("cut"), drops | {"die_at": 3}))
         runs.append((own("cut"), drops | {"resume": True}))
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
-    runs.append((str(folder_of(root, "gathered", "ddp")), GATHERED))
+        # FSDP has no gradient caching.
+        cached = {} if parallel == "ddp" else {"tokens_at_once": None}
+        runs.append((own("gathered"), GATHERED | cached | {"parallel": parallel}))
     runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
     output, _ = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
@@ -166,14 +168,15 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
 def test_gathered_negatives_are_those_of_one_larger_batch(root, tmp_path):
     """The last step of an epoch has a single pair, which the second process computes too."""
     start(str(tmp_path), **CONTRASTIVE, batch_size=4)
-    logs = [
+    expected, *others = (
         [line for line in read_log(folder / "run" / "log.jsonl") if "loss" in line]
-        for folder in (tmp_path, folder_of(root, "gathered", "ddp"))
-    ]
-    assert [len(log) for log in logs] == [8, 8]
-    for one, two in zip(*logs, strict=True):
-        for key in ("loss", "grad_norm"):
-            assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-6)
+        for folder in (tmp_path, *(folder_of(root, "gathered", each) for each in PARALLEL))
+    )
+    for log in others:
+        assert len(log) == len(expected) == 8
+        for one, two in zip(expected, log, strict=True):
+            for key in ("loss", "grad_norm"):
+                assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-6)
 
 
 def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):

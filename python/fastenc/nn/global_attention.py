@@ -23,11 +23,9 @@ from fastenc.ops.folded_attention import folded_attention
 from fastenc.ops.gemm import linear
 from fastenc.ops.global_window_attention import (
     OP,
-    LocalCalls,
     later_state,
     limits,
     local_attention,
-    local_calls,
     offsets_of_globals,
 )
 
@@ -49,8 +47,8 @@ def attend_globally(
     rng_state = checks.mask_rng_state(OP, dropout.rng_states[0], dropout_p, x)
     if dispatch.choose(OP, "auto", qkv, **limits(spec.head_dim)) != "reference":
         of_globals = attend_from_globals(x, inputs, w.global_qkv, spec, dropout_p, rng_state)
-        calls = local_calls_of(x.shape[0], inputs, spec, dropout_p, rng_state)
-        return local_attention(qkv, of_globals.to(qkv.dtype), calls)
+        tensors, numbers = local_arguments(inputs, spec, dropout_p, rng_state)
+        return local_attention(qkv, of_globals.to(qkv.dtype), *tensors, *numbers)
     queries, keys_and_values = _project(x[inputs.global_tokens], x, w.global_qkv, spec)
     return global_window_attention(
         qkv,
@@ -66,18 +64,14 @@ def attend_globally(
     )
 
 
-def local_calls_of(
-    tokens: int,
-    inputs: AttentionInputs,
-    spec: AttentionSpec,
-    dropout_p: float,
-    rng_state: Tensor | None,
-) -> LocalCalls:
-    """The attention of all but the global queries, in a layer of this description."""
+def local_arguments(
+    inputs: AttentionInputs, spec: AttentionSpec, dropout_p: float, rng_state: Tensor | None
+) -> tuple[tuple[Tensor | None, ...], tuple]:
+    """The arguments of the local queries' attention after q, k and v: the tensors, and the numbers."""
     assert inputs.global_tokens is not None
-    states = () if rng_state is None else (rng_state, later_state(rng_state, 1))
-    sequences = (inputs.global_tokens, inputs.cu_seqlens, inputs.max_seqlen)
-    return local_calls(tokens, *sequences, spec.window, spec.scale, dropout_p, states)
+    cu_globals = offsets_of_globals(inputs.global_tokens, inputs.cu_seqlens)
+    tensors = (inputs.global_tokens, cu_globals, inputs.cu_seqlens, rng_state)
+    return tensors, (inputs.max_seqlen, dropout_p, spec.scale, *spec.window)
 
 
 def attend_from_globals(

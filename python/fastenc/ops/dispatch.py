@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -90,6 +91,14 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return None
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager:
+    """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
+    device = x.device.type
+    if autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def unsupported_reason(

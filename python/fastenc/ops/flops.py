@@ -94,6 +94,18 @@ def _block_sparse_attention(products: int) -> Formula:
     return flops
 
 
+def _global_window_attention(products: int) -> Formula:
+    """Of the local queries. A global key counts as one more for each query, also where it is in the query's window."""
+
+    def flops(a: dict[str, Any]) -> float:
+        longest = a["max_seqlen"], min(a["max_seqlen"], a["global_tokens"].shape[0])
+        pairs = _pairs(a["cu_seqlens"], None, longest, _window(a))
+        pairs += _pairs(a["cu_seqlens"], a["cu_globals"], longest, (-1, -1))
+        return 2 * products * a["q"].shape[1] * a["q"].shape[2] * pairs
+
+    return flops
+
+
 def _layer_attention(a: dict[str, Any]) -> float:
     width = a["num_heads"] * a["head_dim"]
     columns = width + 2 * a["num_key_heads"] * a["head_dim"]
@@ -115,6 +127,8 @@ FORMULAS: dict[str, Formula] = {
     "block_sparse_attention_bwd": _block_sparse_attention(5),
     "disentangled_attention_fwd": _disentangled_attention(2, 1),
     "disentangled_attention_bwd": _disentangled_attention(5, 3),
+    "global_window_attention_fwd": _global_window_attention(2),
+    "global_window_attention_bwd": _global_window_attention(5),
     "linear_gelu_fwd": lambda a: 2 * a["x"].numel() * a["weight"].shape[0],
     "linear_gelu_bwd": lambda a: 2 * a["dy"].numel() * a["weight"].shape[1],
     "gemm": lambda a: 2 * a["a"].numel() * a["b"].shape[1],

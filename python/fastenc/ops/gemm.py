@@ -104,11 +104,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy: Tensor):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        return (
-            gemm(dy, weight) if needs_x else None,
-            gemm(dy.t(), x) if needs_weight else None,
-            column_sum(dy) if needs_bias else None,
-        )
+        with dispatch.no_autocast(dy):
+            return (
+                gemm(dy, weight) if needs_x else None,
+                gemm(dy.t(), x) if needs_weight else None,
+                column_sum(dy) if needs_bias else None,
+            )
 
 
 def _widens(a: Tensor) -> bool:

@@ -1,16 +1,15 @@
 """Attention over a window and global tokens (Longformer).
 
-It is three calls of the attention kernels: over the keys in the window, over the global keys, and of the global
-queries. The first two are merged by their log-sum-exp, which is the softmax over both.
+The local queries see the keys in their window and the global keys in one softmax. The global queries are a call of
+:func:`cross_attention`.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastenc.kernels.attention_call import TENSORS, AttentionCall, self_attention_call
+from fastenc.kernels.attention_call import later_state
 from fastenc.ops import checks
 from fastenc.ops.attention import cross_attention
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
@@ -20,7 +19,6 @@ from fastenc.packing import check_cu_seqlens, check_global_tokens
 from fastenc.reference import global_window_attention as reference
 
 OP = "global_window_attention"
-PARTS = 4  # the tensors that local_forward returns for local_backward
 declare(OP, "cpp", "triton")
 
 
@@ -63,8 +61,8 @@ def global_window_attention(
         impl: "auto", "cpp" (head_dim a multiple of 16 up to 128), "triton" (head_dim up to 128) or "reference".
     Returns: (total_tokens, num_heads, head_dim), dtype of qkv.
     Raises: ValueError stating rule, received value, remedy.
-    Numerics: fp32 arithmetic; in half precision the results over the window and over the global keys are rounded before
-        they are merged. On a GPU, products of float32 are in TF32 if torch.backends.cuda.matmul allows it.
+    Numerics: fp32 arithmetic. Triton merges the results over the window and over the global keys, which in half
+        precision are rounded before; its products of float32 are in TF32 if torch.backends.cuda.matmul allows it.
     Memory: O(total_tokens); nothing of size length x length or length x window is kept, and nothing is padded.
     Deterministic: yes, except Triton's backward, which is deterministic under torch.use_deterministic_algorithms.
     Differentiable: qkv, global_q, global_kv.
@@ -108,16 +106,6 @@ def global_window_attention(
             dropout_p=dropout_p,
             rng_states=states,
         )
-    calls = local_calls(
-        qkv.shape[0],
-        global_tokens,
-        cu_seqlens,
-        max_seqlen,
-        window_size,
-        scale,
-        dropout_p,
-        states[:2],
-    )
     global_k, global_v = global_kv.unbind(1)
     of_globals = cross_attention(
         global_q,
@@ -132,7 +120,8 @@ def global_window_attention(
         rng_state=states[2] if states else None,
         impl=chosen,
     )
-    return local_attention(qkv, of_globals, calls)
+    tensors = (global_tokens, cu_globals, cu_seqlens, rng_state)
+    return local_attention(qkv, of_globals, *tensors, max_seqlen, dropout_p, scale, *window_size)
 
 
 def limits(head_dim: int) -> dict[str, str | None]:
@@ -145,144 +134,41 @@ def limits(head_dim: int) -> dict[str, str | None]:
     return {"cpp_limit": cpp, "triton_limit": triton}
 
 
-def later_state(rng_state: Tensor, number: int) -> Tensor:
-    """The state with an offset that is greater by ``number``; nothing is read back from the device."""
-    return torch.cat((rng_state[:1], rng_state[1:] + number)) if number else rng_state
-
-
 def offsets_of_globals(global_tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
     """int32 (batch+1,): the offsets of the sequences among the global tokens."""
     return torch.searchsorted(global_tokens.contiguous(), cu_seqlens.long(), out_int32=True)
 
 
-class LocalCalls(NamedTuple):
-    """The two attention calls of the local queries, and the tokens that they do not concern."""
-
-    global_tokens: Tensor
-    to_window: AttentionCall
-    to_globals: AttentionCall
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return (self.global_tokens, *self.to_window.tensors(), *self.to_globals.tensors())
-
-    def numbers(self) -> tuple[AttentionCall, AttentionCall]:
-        """What is no tensor, which autograd keeps beside the saved tensors."""
-        return self.to_window.without_tensors(), self.to_globals.without_tensors()
-
-
-def joined_calls(numbers: tuple[AttentionCall, AttentionCall], tensors: Any) -> LocalCalls:
-    """The calls whose ``numbers()`` and ``tensors()`` these are."""
-    to_window, to_globals = (
-        part.with_tensors(tensors[first : first + TENSORS])
-        for part, first in zip(numbers, (1, 1 + TENSORS), strict=True)
-    )
-    return LocalCalls(tensors[0], to_window, to_globals)
-
-
-def local_calls(
-    tokens: int,
-    global_tokens: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    window_size: tuple[int, int],
-    scale: float,
-    dropout_p: float,
-    rng_states: tuple[Tensor, ...],
-) -> LocalCalls:
-    """Arguments as of :func:`global_window_attention`; rng_states: of the two masks, empty without dropout."""
-    of_window, of_globals = rng_states or (None, None)
-    options: dict[str, Any] = {"scale": scale, "dropout_p": dropout_p}
-    # A global token is seen as such, and not in the window too.
-    key_bias = torch.zeros(tokens, device=cu_seqlens.device)
-    key_bias.index_fill_(0, global_tokens, float("-inf"))
-    to_window = self_attention_call(
-        cu_seqlens,
-        max_seqlen,
-        rng_state=of_window,
-        key_bias=key_bias,
-        window_left=window_size[0],
-        window_right=window_size[1],
-        **options,
-    )
-    to_globals = self_attention_call(
-        cu_seqlens,
-        max_seqlen,
-        rng_state=of_globals,
-        cu_seqlens_k=offsets_of_globals(global_tokens, cu_seqlens),
-        max_seqlen_k=min(max_seqlen, global_tokens.shape[0]),
-        **options,
-    )
-    return LocalCalls(global_tokens, to_window, to_globals)
-
-
-def local_attention(qkv: Tensor, of_globals: Tensor, calls: LocalCalls) -> Tensor:
+def local_attention(qkv: Tensor, of_globals: Tensor, *arguments: Any) -> Tensor:
     """The result of :func:`global_window_attention`, of which ``of_globals`` are the rows of the global tokens.
 
+    Args: arguments: those of the kernels' schema after v.
     Differentiable: qkv, of_globals.
     """
     if torch.is_grad_enabled() and (qkv.requires_grad or of_globals.requires_grad):
-        return _LocalAttention.apply(qkv, of_globals, calls)
-    return local_forward(qkv, of_globals, calls)[0]
-
-
-def local_forward(
-    qkv: Tensor, of_globals: Tensor, calls: LocalCalls
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The result with the rows ``of_globals`` at the global tokens, and what :func:`local_backward` reads."""
-    attend, chosen = torch.ops.fastenc.attention_fwd, calls.global_tokens
-    q, k, v = qkv.unbind(1)
-    near = attend(q, k, v, *calls.to_window)
-    far = attend(q, k[chosen], v[chosen], *calls.to_globals)
-    out = torch.ops.fastenc.global_window_merge_fwd(*near, *far)
-    return out.index_copy_(0, chosen, of_globals), (*near, *far)
-
-
-def local_backward(dout: Tensor, qkv: Tensor, parts: Sequence[Tensor], calls: LocalCalls) -> Tensor:
-    """The gradient of qkv; that of ``of_globals`` is the global tokens' rows of dout.
-
-    Args: parts: of :func:`local_forward`.
-    """
-    attend, chosen = torch.ops.fastenc.attention_bwd, calls.global_tokens
-    near, far = parts[:2], parts[2:]
-    q, k, v = qkv.unbind(1)
-    dnear, dnear_lse, dfar, dfar_lse = torch.ops.fastenc.global_window_merge_bwd(
-        dout, *near, *far, calls.to_window.key_bias
-    )
-    dqkv = attend(dnear, dnear_lse, *near, q, k, v, *calls.to_window, True, False, False)[0]
-    dqkv = dqkv.view(qkv.shape)
-    dq, dk, dv, *_ = attend(
-        dfar,
-        dfar_lse,
-        *far,
-        q,
-        k[chosen],
-        v[chosen],
-        *calls.to_globals,
-        *(False, False, False),
-    )
-    dqkv[:, 0] += dq
-    # No window has global keys, so their gradients are 0 there.
-    dqkv[:, 1].index_copy_(0, chosen, dk)
-    dqkv[:, 2].index_copy_(0, chosen, dv)
-    return dqkv
+        return _LocalAttention.apply(qkv, of_globals, *arguments)
+    out, _ = torch.ops.fastenc.global_window_attention_fwd(*qkv.unbind(1), *arguments)
+    return out.index_copy_(0, arguments[0], of_globals)
 
 
 class _LocalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv, of_globals, calls):
-        out, parts = local_forward(qkv, of_globals, calls)
+    def forward(ctx, qkv, of_globals, *arguments):
+        out, lse = torch.ops.fastenc.global_window_attention_fwd(*qkv.unbind(1), *arguments)
+        out.index_copy_(0, arguments[0], of_globals)
         # The backward computes the probabilities again.
-        ctx.save_for_backward(qkv, *parts, *calls.tensors())
-        ctx.numbers = calls.numbers()
+        ctx.save_for_backward(out, lse, qkv, *arguments[:TENSORS])
+        ctx.numbers = arguments[TENSORS:]
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        qkv, *saved = ctx.saved_tensors
-        calls = joined_calls(ctx.numbers, saved[PARTS:])
-        dqkv = local_backward(dout, qkv, saved[:PARTS], calls)
-        return dqkv, dout[calls.global_tokens], None
+        out, lse, qkv, *tensors = ctx.saved_tensors
+        dqkv, _ = torch.ops.fastenc.global_window_attention_bwd(
+            dout, out, lse, *qkv.unbind(1), *tensors, *ctx.numbers, False
+        )
+        return dqkv, dout[tensors[0]], *(None,) * (TENSORS + len(ctx.numbers))
 
 
 def _check(qkv: Tensor, global_q: Tensor, global_kv: Tensor) -> None:
@@ -306,25 +192,41 @@ def _check(qkv: Tensor, global_q: Tensor, global_kv: Tensor) -> None:
         checks.check_device(OP, name, value, qkv)
 
 
-_RESULTS = "Tensor window, Tensor window_lse, Tensor others, Tensor others_lse"
-
-
-def _fake_backward(dout, window, window_lse, others, others_lse, key_bias):
-    result, lse = window.new_empty(window.shape), window_lse.new_empty(window_lse.shape)
-    return result, lse, torch.empty_like(result), torch.empty_like(lse)
-
-
-define(
-    f"global_window_merge_fwd({_RESULTS}) -> Tensor",
-    lambda window, *rest: window.new_empty(window.shape),
-    triton="global_window_attention.merge_forward",
+TENSORS = 4
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor global_tokens, Tensor cu_globals, Tensor cu_seqlens, Tensor? rng_state, "
+    "SymInt max_seqlen, float dropout_p, float scale, SymInt window_left, SymInt window_right"
 )
-# key_bias: float32 (tokens,), negative at global tokens, whose gradients are 0.
+
+
+def _fake_forward(q, *rest):
+    lse = (q.shape[1], q.shape[0])
+    return q.new_empty(q.shape), q.new_empty(
+        lse if q.device.type == "cpu" else (2, *lse), dtype=torch.float32
+    )
+
+
+def _fake_backward(dout, out, lse, q, *rest):
+    dqkv = q.new_empty((q.shape[0], 3, *q.shape[1:]))
+    columns = 3 * q.shape[1] * q.shape[2] if rest[-1] else 0
+    return dqkv, q.new_empty(columns, dtype=torch.float32)
+
+
+# The attention of the local queries. The rows of the global tokens in out are written by the caller.
+# lse: over all keys of a query, (num_heads, tokens); from Triton (2, num_heads, tokens), over the keys in its window
+# and over the global keys.
 define(
-    f"global_window_merge_bwd(Tensor dout, {_RESULTS}, Tensor key_bias) -> (Tensor dwindow, Tensor dwindow_lse, "
-    "Tensor dothers, Tensor dothers_lse)",
+    f"global_window_attention_fwd({_CALL}) -> (Tensor out, Tensor lse)",
+    _fake_forward,
+    triton="global_window_attention.global_window_attention_forward",
+)
+# Rows of dout at global tokens count as 0. wants_bias: return the gradient of the projection's bias too, the sum of
+# dqkv over the tokens, float32 (3 * num_heads * head_dim,).
+define(
+    f"global_window_attention_bwd(Tensor dout, Tensor out, Tensor lse, {_CALL}, bool wants_bias) -> (Tensor dqkv, "
+    "Tensor dbias)",
     _fake_backward,
-    triton="global_window_attention.merge_backward",
+    triton="global_window_attention.global_window_attention_backward",
 )
 
 

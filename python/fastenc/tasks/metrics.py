@@ -1,4 +1,4 @@
-"""Metrics of the tasks, mostly by scikit-learn, scipy, seqeval, rouge-score and sacrebleu."""
+"""Metrics of the tasks, mostly by scikit-learn, scipy, seqeval, trec_eval, rouge-score and sacrebleu."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.extras import require
+from fastenc.tasks.ranking_metrics import ranking_metrics
 from fastenc.text.tags import Span
 
 TEXTS_AT_ONCE = 1024  # number of texts that are compared with all candidates in one product
@@ -188,7 +189,7 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
 
 
 def sparse_retrieval_metrics(texts: Sequence[tuple[str, ...]], weights: Tensor) -> dict[str, float]:
-    """The rank of each text's partner by dot product: ndcg@10, mrr@10 and recall@1, with one relevant text each.
+    """ndcg@10, mrr@10 and recall@10 by trec_eval: each text's partner is the one relevant candidate, by dot product.
 
     Args:
         texts: as in :func:`retrieval_metrics`.
@@ -199,13 +200,12 @@ def sparse_retrieval_metrics(texts: Sequence[tuple[str, ...]], weights: Tensor) 
         dense = weights.index_select(0, chosen).to_dense()
         return torch.sparse.mm(weights.index_select(0, others), dense.T).T
 
-    ranks = partner_ranks(texts, products)
-    among_ten = ranks <= 10
-    return {
-        "ndcg@10": float((among_ten / (1 + ranks).log2()).mean()),
-        "mrr@10": float((among_ten / ranks).mean()),
-        "recall@1": float((ranks == 1).double().mean()),
-    }
+    # Only the partner and the candidates before it count, and of these no more than ten.
+    before = [min(int(rank) - 1, 10) for rank in partner_ranks(texts, products)]
+    metrics = ranking_metrics(
+        [[*[1.0] * count, 0.0] for count in before], [[*[0.0] * count, 1.0] for count in before]
+    )
+    return {name: metrics[name] for name in ("ndcg@10", "mrr@10", "recall@10")}
 
 
 def partner_ranks(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 
 from fastenc._base.extras import require
 
@@ -21,7 +22,7 @@ def ranking_metrics(
         scores, labels: (candidates,) of each query; labels are whole numbers.
     Source: trec_eval, https://github.com/usnistgov/trec_eval.
     """
-    trec_eval = require("pytrec_eval", extra="retrieval")
+    trec_eval = require_trec_eval()
     truth, run = {}, {}
     for number, (row, relevance) in enumerate(zip(scores, labels, strict=True)):
         if max(relevance) <= 0:
@@ -45,8 +46,14 @@ def ranking_metrics(
     }
 
 
+def require_trec_eval() -> ModuleType:
+    """pytrec_eval. Raises: ImportError naming the extra that installs it."""
+    return require("pytrec_eval", extra="retrieval")
+
+
 def check_relevance(path: str | Path, labels: Sequence[Sequence[float]]) -> None:
     """Raises: ValueError if labels to evaluate on are no whole numbers, or no document is relevant."""
+    require_trec_eval()  # before the training
     values = {*chain.from_iterable(labels)}
     fraction = next((value for value in values if value != int(value)), None)
     if fraction is not None:

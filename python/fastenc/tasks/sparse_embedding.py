@@ -20,6 +20,7 @@ from fastenc.models import SparseEncoder
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.metrics import sparse_retrieval_metrics
+from fastenc.tasks.ranking_metrics import require_trec_eval
 from fastenc.tasks.text_pairs import TextPairTask
 
 
@@ -67,6 +68,8 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
             raise ValueError(f"flops_warmup must be at least 0, got {self.flops_warmup}")
 
     def read(self, path: str | Path, train: TextPairs | SparseEncoder | None = None) -> TextPairs:
+        if train is not None:  # the data are for metrics, which are missed before the training
+            require_trec_eval()
         return read_pairs(path, self.text, quoting=self.quoting)
 
     def model_options(self, train: TextPairs) -> JsonObject:
@@ -74,7 +77,7 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
         return {name: getattr(self, name) for name in names}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:
-        return ("ndcg@10", "mrr@10", "recall@1", "active_tokens", "loss")
+        return ("ndcg@10", "mrr@10", "recall@10", "active_tokens", "loss")
 
     def encode(self, data: TextPairs, model: SparseEncoder) -> list[PairExample]:
         return encode_pairs(data, model.own_tokenizer(), self.room(model))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastenc.integrations.transformers import base_model
+from fastenc.integrations.transformers import base_model, splade
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
@@ -26,7 +26,6 @@ from fastenc.nn.layer import activate_plain
 from fastenc.ops import (
     layer_norm,
     linear_masked_cross_entropy,
-    linear_segment_max,
     masked_cross_entropy,
 )
 from fastenc.ops.gemm import linear
@@ -109,10 +108,9 @@ def forward(
     arguments: dict,
     metadata: BatchMetadata | None,
     labelled_logits_only: bool,
-    maxima_only: bool = False,
 ):
-    """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss; with
-    ``maxima_only`` and no labels, each sequence's largest logits (batch, 1, vocabulary)."""
+    """Loss and logits in the class's output; with ``labelled_logits_only`` and labels, only the loss; under a pooling
+    of :mod:`splade`, the weights of the texts as logits."""
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
@@ -134,15 +132,15 @@ def forward(
             transformed, weight, bias, targets, max_labels=max_labels
         )
         loss = _nan_without_labels(loss, targets)
-    elif targets is None and maxima_only:
-        transformed = _transform(model, live, hidden)
-        maxima, _ = linear_segment_max(transformed, weight, bias, packed.batch.cu_seqlens)
-        logits = maxima.unsqueeze(1)
     else:
-        logits = linear(_transform(model, live, hidden), weight, bias)
-        if targets is not None:
-            loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
-        logits = packed.padded(logits)
+        layer = _transform(model, live, hidden), weight, bias
+        if targets is None:
+            logits = splade.pooled(model, *layer, packed.batch.cu_seqlens)
+        if logits is None:
+            logits = linear(*layer)
+            if targets is not None:
+                loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
+            logits = packed.padded(logits)
     states: Any = base_model.padded_states(packed, None, wanted)
     result = annotated_output(type(model).forward)(loss=loss, logits=logits, hidden_states=states)
     return_dict = arguments.get("return_dict")

@@ -86,7 +86,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
     Of T5, mT5, umT5, BART and mBART it takes the whole model too: with labels, encoder, decoder and loss run on packed
     tokens; with a cache, as in ``generate``, the decoder takes its own forward. A SparseEncoder of
-    sentence-transformers with max pooling computes each text's maxima without the logits of its tokens.
+    sentence-transformers computes each text's weights without the logits of its tokens.
     Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
     ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.
 
@@ -399,9 +399,9 @@ def _masked_lm_forward(model, state: _State, arguments: dict, plain):
         _, reading = _read(encoder, live, inner, metadata)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
         if reading is not None and reason is None:
-            only_labelled, maxima = state.labelled_logits_only, splade.is_pooled(model)
+            only_labelled = state.labelled_logits_only
             return masked_lm.forward(
-                model, encoder, live, reading, arguments, metadata, only_labelled, maxima
+                model, encoder, live, reading, arguments, metadata, only_labelled
             )
         if reason is not None:
             _warn_once(model, state, reason)

@@ -5,13 +5,11 @@ matrix product that computes the sublayer's gradient accumulates into the residu
 the tensors that its gradients need. :mod:`fastenc.nn.layer` computes the same formulas with single ops.
 """
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
-from fastenc.nn.global_attention import attend_from_globals, local_calls_of
+from fastenc.nn.global_attention import attend_from_globals, local_arguments
 from fastenc.nn.layer import drop, in_autocast_dtype, project_positions
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
@@ -40,7 +38,6 @@ from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.attention import TENSORS, WIDEST, self_attention_call, triton_limit
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
-from fastenc.ops.global_window_attention import PARTS, joined_calls, local_backward, local_forward
 from fastenc.ops.linear_gelu import in_epilogue
 from fastenc.packing import check_cu_seqlens
 
@@ -308,20 +305,19 @@ class _Attention(torch.autograd.Function):
             numbers = (inputs.max_seqlen, spec.block_size, spec.scale)
             attend = torch.ops.fastenc.block_sparse_attention_fwd
         elif of_globals is not None:
-            calls = local_calls_of(x.shape[0], inputs, spec, dropout_p, rng_state)
-            attended, parts = local_forward(qkv, of_globals, calls)
-            attend, lse = None, None
-            tensors, numbers = (*parts, *calls.tensors()), calls.numbers()
+            tensors, numbers = local_arguments(inputs, spec, dropout_p, rng_state)
+            attend = torch.ops.fastenc.global_window_attention_fwd
         else:
             tensors, numbers = _attention_arguments(
                 inputs, relative_bias, spec, rng_state, dropout_p
             )
             attend = torch.ops.fastenc.attention_fwd
-        if attend is not None:
-            q, k, v = spec.parts(qkv)
-            if spec.head_norm_eps is not None:
-                (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
-            attended, lse = attend(q, k, v, *tensors, *numbers)
+        q, k, v = spec.parts(qkv)
+        if spec.head_norm_eps is not None:
+            (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+        attended, lse = attend(q, k, v, *tensors, *numbers)
+        if of_globals is not None:
+            attended.index_copy_(0, inputs.global_tokens, of_globals)
         projected = gemm(attended.flatten(1), out_weight.t())
         out_dropout = _mask(x, dropout.attention_out, dropout.rng_states[1])
         ctx.norm, ctx.dropout_p = norm, out_dropout[1]
@@ -356,7 +352,7 @@ class _Attention(torch.autograd.Function):
         needs = ctx.needs_input_grad
         needs_x, needs_qkv, needs_qkv_bias, needs_out = needs[0], needs[2], needs[3], needs[4]
         needs_relative_bias = needs[9]
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dqkv_weight = dqkv_bias = dout_weight = drelative_bias = None
             dkeys = dqueries = dof_globals = None
@@ -375,10 +371,10 @@ class _Attention(torch.autograd.Function):
                         dattended, attended, lse, *arguments, needs_qkv_bias
                     )
                 elif ctx.has_globals:
-                    calls = joined_calls(ctx.numbers, tensors[PARTS:])
-                    dqkv = local_backward(dattended, qkv, tensors[:PARTS], calls)
-                    dbias = column_sum(dqkv.flatten(1)) if needs_qkv_bias else None
-                    dof_globals = dattended[calls.global_tokens]
+                    dqkv, dbias = torch.ops.fastenc.global_window_attention_bwd(
+                        dattended, attended, lse, *arguments, needs_qkv_bias
+                    )
+                    dof_globals = dattended[tensors[0]]
                 elif ctx.is_sparse:
                     dqkv, dbias = torch.ops.fastenc.block_sparse_attention_bwd(
                         dattended, attended, lse, *arguments, needs_qkv_bias
@@ -509,7 +505,7 @@ class _CrossAttention(torch.autograd.Function):
         )
         tensors, saved = rest[:TENSORS], rest[TENSORS:]
         needs = ctx.needs_input_grad
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(
                 dy, dsum, saved, ctx, (*needs[8:11], False)
             )
@@ -604,7 +600,7 @@ class _FeedForward(torch.autograd.Function):
         x, up_weight, down_weight, up, up_bias, inner, mask, *saved = ctx.saved_tensors
         needs = ctx.needs_input_grad
         needs_x, needs_up, needs_up_bias, needs_down = needs[0], needs[2], needs[3], needs[4]
-        with _no_autocast(saved[0]):
+        with dispatch.no_autocast(saved[0]):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dup_weight = dup_bias = ddown_weight = None
             if needs_down:
@@ -708,14 +704,6 @@ def _norm_backward(dy, dsum, saved, ctx, needs):
         down if needs_own else None,
     )
     return dh, dprojected, parameters
-
-
-def _no_autocast(x: Tensor):
-    """A context without autocast: a backward that is called inside autocast computes in the forward's dtype too."""
-    device = x.device.type
-    if dispatch.autocast_dtype(device) is None:
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def _dtypes(*tensors):

@@ -74,7 +74,7 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     if weights.cross is not None:
         return "it attends to a source"
     if not int8_products.has_int8_products():
-        return "this processor multiplies 8 bits neither by AVX512-VNNI nor by AVX-VNNI nor by AMX"
+        return "int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX, and this one has none of them"
     if weights.down_weight.dtype != torch.float32:
         return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
     unknown = (spec.features | given_fields(weights)) - TAKES
