@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-_PRELOADED = ("torch._dynamo", "transformers.models.auto", "accelerate", "sklearn.metrics")
+_PRELOADED = ("transformers.models.auto", "accelerate", "sklearn.metrics")
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload([*_PRELOADED, __name__])
 
