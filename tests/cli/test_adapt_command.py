@@ -2,8 +2,6 @@
 
 import random
 import shlex
-import subprocess
-import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -11,6 +9,7 @@ from safetensors.torch import load_file
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
 from tests.helpers.commands import failure, run
+from tests.helpers.processes import python
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,8 @@ def test_a_head_of_other_outputs_is_an_error_whose_remedy_works(folder, capsys):
         f"{folder / 'classifier'}: its head has 2 outputs, for ['neg', 'pos']; regression" in text
     )
     words = shlex.split(text[text.index("python -c") :])
-    subprocess.run([sys.executable, *words[1:]], check=True, timeout=120)
+    done = python(*words[1:])
+    assert done.returncode == 0, done.stderr
     run("finetune", folder / "classifier-encoder", *regression, "-o", folder / "regression")
 
 

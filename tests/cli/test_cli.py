@@ -23,6 +23,7 @@ from fastenc.train import TrainConfig
 from tests.helpers import ROOT
 from tests.helpers.commands import failure, run
 from tests.helpers.families import model
+from tests.helpers.processes import python
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
 
@@ -416,7 +417,7 @@ def test_without_a_library_the_extra_is_named():
         "import sys; sys.modules['rich.console'] = None\n"
         "from fastenc.cli import main\nmain(['info'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert (
         done.returncode == 2 and "fastenc[train]" in done.stderr and "Traceback" not in done.stderr
     )

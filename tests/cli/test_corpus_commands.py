@@ -1,19 +1,16 @@
 """The commands that prepare a corpus, and pretraining on a store, from files to files."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
-import torch
 
 from fastenc.data import TokenStore
 from fastenc.objectives import OBJECTIVES
 from fastenc.text import save_tokenizer
 from fastenc.train.log import read_log
 from tests.helpers.commands import failure, run
+from tests.helpers.processes import python
 from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer
 
 MODEL = ("--layers", 2, "--hidden", 32, "--heads", 2, "--block-size", 32)
@@ -83,13 +80,7 @@ def test_a_killed_run_on_a_store_sees_every_example_once(store, tmp_path):
         "main()"
     )
     arguments = json.dumps([str(part) for part in (*command, "-o", tmp_path / "killed")])
-    done = subprocess.run(
-        [sys.executable, "-c", code, arguments],
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python("-c", code, arguments)
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(*command, "-o", tmp_path / "killed", "--resume")
     assert_bitwise_equal(weights(tmp_path / "killed"), weights(tmp_path / "whole"))

@@ -13,6 +13,7 @@ import pytest
 from fastenc.data import read_texts
 from fastenc.data.sentences import split_sentences
 from tests.helpers.commands import failure, run
+from tests.helpers.processes import python
 
 datatrove = pytest.mark.skipif(
     "not __import__('importlib.util').util.find_spec('datatrove')",
@@ -252,9 +253,7 @@ def test_the_printed_program_cleans_likewise(executor, tmp_path):
         "setattr(module, name.capitalize() + 'PipelineExecutor', Stage)\n"
         "sys.modules[module.__name__] = module\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", stand_in + program], capture_output=True, text=True, timeout=300
-    )
+    done = python("-c", stand_in + program, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, content in files(tmp_path / "here").items():
         if name != "report.json":

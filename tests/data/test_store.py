@@ -22,6 +22,7 @@ from fastenc.data import (
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer
 from tests.helpers import ROOT
+from tests.helpers.processes import python
 from tests.helpers.training_run import documents, word_tokenizer
 
 BLOCKS = {"full-sentences": full_sentence_blocks, "doc-sentences": doc_sentence_blocks}
@@ -145,7 +146,7 @@ def test_a_killed_writer_loses_no_finished_shard(
 ):
     folder = tmp_path / "s"
     code = KILLED.format(module=module, name=name, call_number=call_number, folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
+    done = python("-c", code)
     assert done.returncode == -signal.SIGKILL
     kept = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*/*")}
     if finished is not None:

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.fuzz.op_calls import CASES
-from tests.helpers import ROOT
 from tests.helpers.extension import needs_cpp
+from tests.helpers.processes import python
 
 
 @needs_cpp
@@ -28,8 +26,7 @@ def test_random_trials_keep_the_promises(subjects, trials, seed):
     """In a process of its own, which a segmentation fault would end."""
     seed = os.environ.get("FASTENC_FUZZ_SEED", str(seed))
     options = ["--trials", str(trials), "--seed", seed]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", *subjects, *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = python("-W", "ignore", "-m", "tests.fuzz", *subjects, *options, timeout=600)
     assert done.returncode in (0, 1), done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["trials"] >= trials * len(subjects)

@@ -1,23 +1,11 @@
-"""Runs the code of a document in a process of its own, with the libraries that most documents import already there.
+"""Runs the code of a document in a process of its own."""
 
-A server imports them once and forks for each document, because an import takes seconds and a test a moment.
-"""
-
-import multiprocessing
-import os
-import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import transformers
+from tests.helpers.processes import fork
 
-import fastenc
-
-# The server imports this module, and so these attributes, which transformers and fastenc load when they are read.
-_LOADED = transformers.AutoModel, fastenc.Encoder, fastenc.patch
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([__name__])
 TIMEOUT = 300  # seconds
 
 
@@ -28,26 +16,12 @@ def run_page(codes: list[str], folder: Path, errors: Sequence[dict]) -> None:
         errors: arguments of warnings.filterwarnings, for warnings that are errors.
     Raises: AssertionError with what the process printed, if a block fails.
     """
-    output = folder / "output.txt"
-    process = _SERVER.Process(target=_run, args=(codes, folder, errors, output))
-    process.start()
-    process.join(TIMEOUT)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    assert process.exitcode == 0, output.read_text()[-5000:]
+    done = fork(_run, (codes, errors), folder, TIMEOUT, "page")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
 
 
-def _run(codes: list[str], folder: Path, errors: Sequence[dict], output: Path) -> None:
-    os.chdir(folder)
+def _run(codes: list[str], errors: Sequence[dict]) -> None:
     for each in errors:
         warnings.filterwarnings("error", **each)
-    with output.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            for number, code in enumerate(codes):
-                exec(compile(code, f"block {number}", "exec"), {"__name__": "__main__"})
-        except BaseException:
-            traceback.print_exc()
-            raise SystemExit(1) from None
+    for number, code in enumerate(codes):
+        exec(compile(code, f"block {number}", "exec"), {"__name__": "__main__"})

@@ -38,6 +38,7 @@ from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
 from fastenc.testing import CASES, numerics_report
 from tests.helpers import ROOT
+from tests.helpers.processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -482,16 +483,7 @@ def test_pictures_are_made_from_the_results(tmp_path, monkeypatch):
 
 
 def test_what_a_visits_sanitizer_runs_names_every_op():
-    command = [
-        sys.executable,
-        "-m",
-        "tests.helpers.sanitize",
-        "--device",
-        "cpu",
-        "bias_gelu",
-        "whole_*",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python("-m", "tests.helpers.sanitize", "--device", "cpu", "bias_gelu", "whole_*")
     assert done.returncode == 0, done.stderr
     ran = {line.split()[0] for line in done.stdout.splitlines()}
     assert ran == {"bias_gelu", "whole_model"}

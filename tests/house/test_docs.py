@@ -16,6 +16,7 @@ from tests.helpers import ROOT
 from tests.helpers.commands import run
 from tests.helpers.hub_models import local_folders
 from tests.helpers.page_code import run_page
+from tests.helpers.processes import python
 
 LIBRARIES = sorted((ROOT / "docs" / "with").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *LIBRARIES]
@@ -165,20 +166,13 @@ def test_the_readme_is_short():
 
 
 def test_tables_are_those_of_the_results():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tables", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-m", "benchmarks.tables", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_generated_pages_are_current():
     """The reference, and the tables of warnings and defaults. A warning without a remedy is an error too."""
-    command = [sys.executable, "-W", "ignore", "docs/hooks/pages.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = python("-W", "ignore", "docs/hooks/pages.py", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

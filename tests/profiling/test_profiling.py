@@ -3,8 +3,6 @@
 import io
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -30,6 +28,7 @@ from fastenc.profiling.profile import Profile, Row, profile_step
 from tests.helpers import families
 from tests.helpers.attention_cases import offsets_of
 from tests.helpers.commands import run
+from tests.helpers.processes import python
 
 SMALL = EncoderConfig(
     vocab_size=97, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40
@@ -337,10 +336,5 @@ def test_benchmarks_outside_a_checkout_are_a_clear_error(monkeypatch, tmp_path):
 
 
 def test_bench_hands_its_arguments_on():
-    done = subprocess.run(
-        [sys.executable, "-m", "fastenc.cli", "bench", "no_such_benchmark"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-m", "fastenc.cli", "bench", "no_such_benchmark")
     assert done.returncode == 2 and "no such benchmark: no_such_benchmark" in done.stderr

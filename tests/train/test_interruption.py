@@ -4,57 +4,38 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fastenc.train.checkpoint import checkpoints, latest_checkpoint
 from fastenc.train.interruption import TrainingInterrupted
 from fastenc.train.output_lock import NAME, output_lock
-from tests.helpers import ROOT
+from tests.helpers.processes import python
 from tests.helpers.training_run import assert_bitwise_equal, build, weights
 
-SLOW = """
-import sys, time
+SIGNALLED = """
+import os, sys
 from tests.helpers.training_run import build
 from fastenc.cli import main
-from fastenc.cli.commands import COMMANDS
 import fastenc.cli.commands as commands
 from fastenc.train.loop import Trainer
 real = Trainer._optimiser_step
-def slow(self, batches):
+def step(self, batches):
     real(self, batches)
-    print("step", self.step, flush=True)
-    time.sleep(0.2)
-Trainer._optimiser_step = slow
+    if self.step == 2:
+        os.kill(os.getpid(), int(sys.argv[2]))
+Trainer._optimiser_step = step
 commands.run = lambda arguments: build(sys.argv[1], save_every=None).train()
 main()
 """
 
 
-def start(folder, *, until="step 2"):
-    """A slow run in a process of its own; returns when it has reached a step."""
-    run = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in run.stdout:
-        if line.strip() == until:
-            return run
-    raise AssertionError(run.stderr.read())
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_checkpoint_that_the_run_goes_on_from(number, tmp_path):
-    run = start(tmp_path / "cut")
-    run.send_signal(number)
-    error = run.communicate(timeout=60)[1]
+    run = python("-c", SIGNALLED, tmp_path / "cut", int(number))
+    error = run.stderr
     assert run.returncode == 128 + number, error
     assert (
         f"{number.name}: training stops after this step with a checkpoint; a second signal stops it at once"
@@ -63,7 +44,7 @@ def test_a_signal_leaves_a_checkpoint_that_the_run_goes_on_from(number, tmp_path
     step = int(
         re.search(r"stopped at step (\d+) of 21 with the checkpoint .*resume=True", error)[1]
     )
-    assert latest_checkpoint(tmp_path / "cut").name == f"checkpoint-{step:08d}" and 2 <= step < 7
+    assert latest_checkpoint(tmp_path / "cut").name == f"checkpoint-{step:08d}" and step == 3
     whole = build(tmp_path / "whole").train()
     assert build(tmp_path / "cut").train(resume=True) == whole
     assert_bitwise_equal(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
@@ -94,16 +75,36 @@ def test_a_second_signal_stops_at_once(tmp_path, default_handler):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+HELD = """
+import os, signal, sys, time
+from pathlib import Path
+from fastenc.train.loop import Trainer
+from tests.helpers.training_run import build
+def step(self, batches):
+    Path(sys.argv[2]).write_text(str(os.getpid()))
+    while Path(sys.argv[2]).exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+Trainer._optimiser_step = step
+build(sys.argv[1]).train()
+"""
+
+
 def test_two_runs_in_one_folder_are_an_error(tmp_path):
-    run = start(tmp_path / "run")
-    try:
-        message = rf"output of another run, process {run.pid} on \S+, started 20\d\d-.*wait for it"
-        with pytest.raises(ValueError, match=message):
-            build(tmp_path / "run").train()
-        assert not checkpoints(tmp_path / "run")
-    finally:
-        run.kill()
-        run.communicate()
+    """The first is held in its first step, until a file is removed, and then killed."""
+    held = tmp_path / "held"
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(python, "-c", HELD, tmp_path / "run", held)
+        while not (held.exists() and held.read_text()) and not run.done():
+            time.sleep(0.05)
+        try:
+            message = rf"output of another run, process {held.read_text()} on \S+, started 20\d\d-"
+            with pytest.raises(ValueError, match=message + ".*wait for it"):
+                build(tmp_path / "run").train()
+            assert not checkpoints(tmp_path / "run")
+        finally:
+            held.unlink()
+    assert run.result().returncode == -signal.SIGKILL
     # The lock file of a killed run blocks nothing.
     assert (tmp_path / "run" / NAME).exists()
     assert "loss" in build(tmp_path / "run").train()
@@ -153,8 +154,7 @@ def test_training_needs_no_matplotlib(tmp_path):
         "from tests.helpers.training_run import build\n"
         "build(sys.argv[1], max_steps=2).train()\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = python("-c", code, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "model.safetensors").exists()
     assert not (tmp_path / "run" / "curves.png").exists()

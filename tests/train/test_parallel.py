@@ -4,9 +4,9 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from fastenc.train.optimizer_files import read_optimizer
 from fastenc.train.processes import TIMEOUT
 from tests.helpers.commands import run
 from tests.helpers.parallel_runs import start
+from tests.helpers.processes import python
 from tests.helpers.training_run import (
     assert_bitwise_equal,
     build_objective,
@@ -57,9 +58,6 @@ DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2
 RESUMED = dict(objective="electra", **SAME)
 
 
-LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-
-
 def folder_of(root, *names):
     folder = root / "-".join(names).replace("+", "_")
     folder.mkdir(exist_ok=True)
@@ -79,16 +77,21 @@ def consumed(folder, resumed=False):
 
 
 def on_two_processes(*arguments):
-    """The (stdout, stderr) of a run on two processes."""
-    done = subprocess.run(
-        [*LAUNCH, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    return done.stdout, done.stderr
+    """The (stdout, stderr) of a run on two processes, which find each other by torchrun's variables."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    shared = {**os.environ, **address, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared["CUDA_VISIBLE_DEVICES"] = ""
+
+    def run_rank(rank):
+        return python(*arguments, env=shared | {"RANK": rank, "LOCAL_RANK": rank}, timeout=400)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(run_rank, "01"))
+    for each in done:
+        assert each.returncode == 0, each.stderr[-8000:]
+    return "".join(each.stdout for each in done), "".join(each.stderr for each in done)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
 """Runs killed by SIGKILL and resumed."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
-from tests.helpers import ROOT
+from tests.helpers.processes import python
 from tests.helpers.training_run import assert_bitwise_equal, build, weights
 
 LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
@@ -41,14 +38,7 @@ def killed_runs(tmp_path_factory):
         "print([killed(*run) for run in json.loads(sys.argv[1])])"
     )
     runs = json.dumps([[str(folder), *death] for death, folder in folders.items()])
-    done = subprocess.run(
-        [sys.executable, "-c", code, runs],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = python("-c", code, runs)
     assert json.loads(done.stdout) == [signal.SIGKILL] * len(DEATHS), done.stderr[-2000:]
     return folders
 

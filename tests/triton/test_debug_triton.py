@@ -1,15 +1,11 @@
 """FASTENC_DEBUG and Triton's kernels: rows that no kernel writes are NaN, and assertions are compiled in."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
 from fastenc._base import debug
-from tests.helpers import ROOT
+from tests.helpers.processes import compiling
 
 pytest.importorskip("triton")
 
@@ -93,14 +89,6 @@ for signature in run.signatures():
 
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_assertions_are_compiled_when_debugging(value):
-    kept = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", ASSERTIONS],
-        cwd=ROOT,
-        env=kept | {"FASTENC_DEBUG": value},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = compiling("-c", ASSERTIONS, FASTENC_DEBUG=value)
     compiled = dict(line.split() for line in done.stdout.splitlines())
     assert compiled["_attention_short_fwd_kernel"] == str(value == "1")

@@ -19,6 +19,7 @@ from benchmarks.gpu_quick import check, peers, pretrain, prewarm, problems, rule
 from fastenc.cli.commands import command_named
 from fastenc.profiling import models
 from tests.helpers import ROOT, sanitize
+from tests.helpers.processes import compiling
 
 
 @pytest.fixture(autouse=True)
@@ -264,16 +265,6 @@ print(json.dumps(_dry_run.compare(providers)))
 """
 
 
-def compiling(*arguments, **environment):
-    """A process without Triton's interpreter, which the present process has chosen."""
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        arguments, cwd=ROOT, env=kept | environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done
-
-
 @pytest.fixture
 def c_compiler():
     pytest.importorskip("triton")
@@ -287,7 +278,7 @@ def c_compiler():
 
 def test_a_dry_run_starts_kernels_and_tells_no_figure(tmp_path, c_compiler):
     path = tmp_path / "report.json"
-    done = compiling(sys.executable, "-c", DRY_RUN, str(path))
+    done = compiling("-c", DRY_RUN, str(path))
     cases = json.loads(path.read_text())["time"]["cases"]
     assert cases["bias_gelu"]["kernels"] == {
         "_bias_gelu_fwd_kernel": 1,

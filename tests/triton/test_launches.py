@@ -1,32 +1,20 @@
 """Launches through Triton's compiler, with a driver that starts nothing: what is compiled, and how often."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from fastenc.kernels.attention_call import self_attention_call
 
-from tests.helpers import ROOT
+from tests.helpers.processes import compiling
 
 pytest.importorskip("triton")
 
 
-def run_compiled(*arguments):
-    """Python without Triton's interpreter, which the present process has chosen."""
-    compiling = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=compiling, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
 def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_multiply_adds():
     """One token, a multiple of 16, and another number: Triton itself would specialise on them."""
-    done = run_compiled("-m", "benchmarks.launch_costs", "--seconds", "0")
+    done = compiling("-m", "benchmarks.launch_costs", "--seconds", "0")
     assert "fp fusion" not in done.stderr.lower(), done.stderr
     variants = json.loads(done.stdout)["variants"]
     of_one, *others = variants.values()
@@ -53,7 +41,7 @@ for rows in (x, x[1:], x.flatten()[1:-63].view(64, 64), x.flatten()[2:-62].view(
 
 def test_a_launch_is_looked_up_by_dtype_and_alignment():
     """The first pointer that is not aligned compiles the kernel once more; a second one does not."""
-    done = run_compiled("-c", LOOK_UPS)
+    done = compiling("-c", LOOK_UPS)
     assert done.stdout.split() == ["1", "1", "2", "2", "2", "3"]
 
 
@@ -77,7 +65,7 @@ except AssertionError:
 
 
 def test_kernels_can_be_compiled_without_being_started():
-    done = run_compiled("-c", COMPILING_ONLY)
+    done = compiling("-c", COMPILING_ONLY)
     assert done.stdout == "compiled, then started\n", done.stderr[-3000:]
 
 
@@ -104,7 +92,7 @@ print(again[6:9], hooked[6].get()["name"], hook in hooked[7].calls)
 
 
 def test_a_kernel_started_again_gets_what_triton_gives_it_and_a_profilers_hooks():
-    done = run_compiled("-c", ONCE_MORE)
+    done = compiling("-c", ONCE_MORE)
     first, last = done.stdout.splitlines()
     assert first == "6 (3, 2, 1) True True"
     assert last == "(None, None, None) _column_sum_kernel True"
@@ -168,7 +156,7 @@ print(len(_Launcher.last), _Launcher.last[7] is not None, len(list(run.signature
 
 def test_launches_can_be_tritons_own(monkeypatch):
     monkeypatch.setenv("FASTENC_PLAIN_LAUNCH", "1")
-    assert run_compiled("-c", PLAIN).stdout.split()[1:] == ["True", "0"]
+    assert compiling("-c", PLAIN).stdout.split()[1:] == ["True", "0"]
 
 
 LOOK_UP_KEY = """
@@ -230,7 +218,7 @@ print(wrong, known)
 
 def test_the_look_up_key_tells_apart_what_triton_does():
     """Random arguments, most of which differ from an earlier call in one respect. Nothing is compiled."""
-    wrong, known = map(int, run_compiled("-c", LOOK_UP_KEY).stdout.split())
+    wrong, known = map(int, compiling("-c", LOOK_UP_KEY).stdout.split())
     assert wrong == 0 and known > 50
 
 
@@ -295,6 +283,6 @@ def test_the_driver_gets_every_parameter_as_the_kernel_was_compiled_for():
     """First and repeated launches, through Triton's own launcher. Memory would be corrupted by a number where the
     kernel reads a pointer, by another constant than the compiled one, or by an unaligned pointer that counts as
     aligned."""
-    launches, compiled, wrong = run_compiled("-c", PARAMETERS).stdout.split(maxsplit=2)
+    launches, compiled, wrong = compiling("-c", PARAMETERS).stdout.split(maxsplit=2)
     assert wrong == "[]\n"
     assert int(launches) >= 2 * int(compiled) > 40

@@ -1,12 +1,11 @@
 """The computation behind docs/benchmarks-predicted.md, and when the page disappears."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tests.helpers import ROOT
+from tests.helpers.processes import python
 
 pytest.importorskip("triton")
 
@@ -54,8 +53,7 @@ print(json.dumps(found))
 
 
 def test_executed_instructions_and_times_by_hand():
-    command = [sys.executable, "-W", "ignore", "-c", COUNTED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-W", "ignore", "-c", COUNTED)
     assert done.returncode == 0, done.stderr[-2000:]
     resident, executed, special, beside, alone, both = json.loads(done.stdout)
     # 65,536 registers hold four such programs, and 132 multiprocessors get two each.

@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers.processes import compiling
 
 triton = pytest.importorskip("triton")
 
@@ -191,9 +189,8 @@ DECODER_BUDGETS = {
 
 
 def compiled(capability: int, *names: str, processes: int = 1) -> dict[str, dict]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.triton_binaries"]
-    command += [str(capability), *names, "--processes", str(processes)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    options = [capability, *names, "--processes", processes]
+    done = compiling("-W", "ignore", "-m", "tests.helpers.triton_binaries", *options)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
