@@ -191,7 +191,6 @@ DECODER_BUDGETS = {
 def compiled(capability: int, *names: str, processes: int = 1) -> dict[str, dict]:
     options = [capability, *names, "--processes", processes]
     done = compiling("-W", "ignore", "-m", "tests.helpers.triton_binaries", *options)
-    assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
