@@ -90,6 +90,9 @@ def triton_kernels():
         return
     if _C is None:
         pytest.skip("the compiled extension is not available")
+    from tests.helpers.interpreter import spare_work  # it imports triton
+
+    spare_work()
     # The interpreter stores bfloat16 as integers and would multiply these.
     usable = (torch.float32, torch.float16)
     with triton_kernels_on_cpu():
