@@ -1,19 +1,21 @@
 """Sums of log(1 + ReLU) of a linear layer's outputs over each sequence, in blocks of the vocabulary."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops import dispatch
-from fastenc.ops.cases import declare_case, sequences, widened
+from fastenc.ops.cases import Draw, Size, declare_case, sequences, widened
 from fastenc.ops.gemm import gemm
 from fastenc.ops.linear_segment_max import case_inputs, checked
 from fastenc.ops.segment_pool import segment_pool
 from fastenc.reference import linear_segment_log_sum as reference
 
 dispatch.declare("linear_segment_log_sum")
+ACTIVATIONS = ("relu", "log1p_relu")
 
 
 def linear_segment_log_sum(
@@ -22,11 +24,13 @@ def linear_segment_log_sum(
     bias: Tensor | None,
     cu_seqlens: Tensor,
     *,
+    activation: str = "relu",
     max_logits_bytes: int = 2**25,
 ) -> Tensor:
     """Sums of log(1 + ReLU(hidden @ weight.T + bias)) over the tokens of each sequence.
 
-        values[s, v] = sum_t log(1 + max(0, hidden[t] . weight[v] + bias[v])),   t over sequence s
+        values[s, v] = sum_t log(1 + a(hidden[t] . weight[v] + bias[v])),   t over sequence s
+        a(u) = max(0, u), or with "log1p_relu" log(1 + max(0, u))
 
     The outputs exist for one block of the vocabulary at a time; the backward computes them again. Inside torch.compile
     the plain formula is used, on the whole vocabulary at once.
@@ -36,6 +40,7 @@ def linear_segment_log_sum(
         weight: (vocabulary, width), hidden's dtype; may be the tied embedding matrix.
         bias: (vocabulary,), hidden's dtype, or None.
         cu_seqlens: int32 (batch+1,), offsets of the sequences from 0 to total_tokens.
+        activation: a: "relu" or "log1p_relu", the names of sentence-transformers' SpladePooling.
         max_logits_bytes: largest size in bytes of the float32 outputs of a block. A block has at least one entry.
     Returns: (batch, vocabulary), hidden's dtype; 0 for an empty sequence.
     Raises: ValueError stating rule, received value, remedy.
@@ -46,10 +51,12 @@ def linear_segment_log_sum(
     op = "linear_segment_log_sum"
     if max_logits_bytes <= 0:
         raise ValueError(f"{op}: max_logits_bytes must be positive, got {max_logits_bytes}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{op}: activation must be one of {ACTIVATIONS}, got {activation!r}")
     given = checked(op, hidden, weight, bias, cu_seqlens)
     if torch.compiler.is_compiling():
-        return reference.linear_segment_log_sum(*given, cu_seqlens)
-    return _LinearSegmentLogSum.apply(*given, cu_seqlens, max_logits_bytes)
+        return reference.linear_segment_log_sum(*given, cu_seqlens, activation)
+    return _LinearSegmentLogSum.apply(*given, cu_seqlens, activation, max_logits_bytes)
 
 
 def _blocks(hidden: Tensor, weight: Tensor, limit: int) -> Iterator[slice]:
@@ -67,13 +74,14 @@ def _activated(hidden: Tensor, weight: Tensor, bias: Tensor | None, block: slice
 
 class _LinearSegmentLogSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, cu_seqlens, limit):
+    def forward(ctx, hidden, weight, bias, cu_seqlens, activation, limit):
         ctx.save_for_backward(hidden, weight, bias, cu_seqlens)
-        ctx.limit = limit
+        ctx.twice, ctx.limit = activation == "log1p_relu", limit
         values = hidden.new_zeros((cu_seqlens.shape[0] - 1, weight.shape[0]))
         lengths = cu_seqlens.diff()[:, None]
         for block in _blocks(hidden, weight, limit):
             logarithms = _activated(hidden, weight, bias, block).log1p_()
+            logarithms = logarithms.log1p_() if ctx.twice else logarithms
             values[:, block] = segment_pool(logarithms, cu_seqlens, "mean") * lengths
         return values
 
@@ -93,8 +101,11 @@ class _LinearSegmentLogSum(torch.autograd.Function):
         )
         for block in _blocks(hidden, weight, ctx.limit):
             active = _activated(hidden, weight, bias, block)
-            # d log(1 + relu(u)) / du = [u > 0] / (1 + u); a NaN stays.
-            slope = active.ne(0).to(wide).div_(active.add_(1))
+            # d log(1 + relu(u)) / du = [u > 0] / (1 + u); a second logarithm divides by 1 + log(1 + u). A NaN stays.
+            slope = active.ne(0).to(wide)
+            if ctx.twice:
+                slope /= active.log1p().add_(1)
+            slope /= active.add_(1)
             dlogits = slope.mul_(dvalues[:, block].to(wide).index_select(0, sequence))
             narrow = dlogits.to(hidden.dtype)
             if needs_hidden:
@@ -103,14 +114,20 @@ class _LinearSegmentLogSum(torch.autograd.Function):
                 dweight[block] = gemm(narrow.t(), hidden)
             if needs_bias:
                 dbias[block] = dlogits.sum(0).to(bias.dtype)
-        return None if dhidden is None else dhidden.to(hidden.dtype), dweight, dbias, None, None
+        dhidden = None if dhidden is None else dhidden.to(hidden.dtype)
+        return dhidden, dweight, dbias, None, None, None
 
 
-def _plain(hidden: Tensor, weight: Tensor, bias: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _case(size: Size, draw: Draw) -> dict[str, Any]:
+    return {**case_inputs(size, draw), "activation": draw.choice(*ACTIVATIONS)}
+
+
+def _plain(
+    hidden: Tensor, weight: Tensor, bias: Tensor, cu_seqlens: Tensor, activation: str
+) -> Tensor:
     logarithms = widened(F.linear(hidden, weight, bias)).relu().log1p()
+    logarithms = logarithms.log1p() if activation == "log1p_relu" else logarithms
     return torch.stack([part.sum(0) for part in sequences(logarithms, cu_seqlens)]).to(hidden.dtype)
 
 
-declare_case(
-    linear_segment_log_sum, case_inputs, _plain, reference=reference.linear_segment_log_sum
-)
+declare_case(linear_segment_log_sum, _case, _plain, reference=reference.linear_segment_log_sum)

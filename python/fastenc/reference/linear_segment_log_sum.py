@@ -5,7 +5,11 @@ from torch import Tensor
 
 
 def linear_segment_log_sum(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    activation: str = "relu",
 ) -> Tensor:
     wide = torch.promote_types(hidden.dtype, torch.float32)
     logits = hidden.to(wide) @ weight.to(wide).T
@@ -16,4 +20,7 @@ def linear_segment_log_sum(
         torch.arange(batch, device=hidden.device), lengths, output_size=hidden.shape[0]
     )
     values = logits.new_zeros((batch, logits.shape[1]))
-    return values.index_add(0, sequence, logits.relu().log1p()).to(hidden.dtype)
+    logarithms = logits.relu().log1p()
+    if activation == "log1p_relu":
+        logarithms = logarithms.log1p()
+    return values.index_add(0, sequence, logarithms).to(hidden.dtype)

@@ -30,8 +30,7 @@ class _Call:
         self.weights: Tensor | None = None
 
 
-# Pooling and activation. Sums are computed with one logarithm only.
-POOLINGS = (("max", "relu"), ("max", "log1p_relu"), ("sum", "relu"))
+POOLINGS, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 
 _current_call: ContextVar[_Call | None] = ContextVar("call of a sparse encoder", default=None)
 
@@ -63,7 +62,9 @@ def pooled(
     if call is None or call.masked_lm is not model:
         return None
     if call.pooling.pooling_strategy == "sum":
-        weights = linear_segment_log_sum(hidden, weight, bias, cu_seqlens)
+        weights = linear_segment_log_sum(
+            hidden, weight, bias, cu_seqlens, activation=call.pooling.activation_function
+        )
     else:
         # The logarithms do not change which token has the maximum.
         maxima, _ = linear_segment_max(hidden, weight, bias, cu_seqlens)
@@ -94,7 +95,7 @@ def _pool(pooling: Any, features: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call_of(model: nn.Module) -> _Call | None:
-    """The call, if the steps are a masked-LM model and a pooling of POOLINGS, and nothing else sees the logits."""
+    """The call, if the steps are a masked-LM model and a pooling that is known, and nothing else sees the logits."""
     steps = list(model.children())
     if torch.compiler.is_compiling() or len(steps) != 2 or has_global_hooks():
         return None
@@ -102,7 +103,8 @@ def _call_of(model: nn.Module) -> _Call | None:
     settings = getattr(transformer, "modality_config", None)
     if (
         not _has_forward_of_ours(pooling)
-        or (pooling.pooling_strategy, pooling.activation_function) not in POOLINGS
+        or pooling.pooling_strategy not in POOLINGS
+        or pooling.activation_function not in ACTIVATIONS
         or any(map(has_hooks, steps))
         or not isinstance(settings, dict)
         or settings.get("text") != {"method": "forward", "method_output_name": "logits"}

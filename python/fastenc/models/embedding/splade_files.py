@@ -31,7 +31,7 @@ class SpladeSettings:
 
     Fields:
         pooling: "max" or "sum" over the text's tokens.
-        activation: "relu": log(1 + relu(logit)), or "log1p_relu": the logarithm of one more than that, for "max".
+        activation: "relu": log(1 + relu(logit)), or "log1p_relu": the logarithm of one more than that.
         max_length: number of tokens to which a text is cut, special tokens included; None: the model's positions.
     Raises: ValueError for another pooling or activation.
     """
@@ -44,10 +44,6 @@ class SpladeSettings:
         for name, allowed in (("pooling", POOLINGS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if self.pooling == "sum" and self.activation != "relu":
-            raise ValueError(
-                f"pooling sum is computed with the activation relu only, got {self.activation}: take max"
-            )
 
 
 def is_splade(folder: Path) -> bool:

@@ -17,13 +17,13 @@ from fastenc.models.embedding.splade_files import (
     read_splade,
     write_splade,
 )
-from fastenc.models.embedding.text_batches import checked_texts, tokenize
+from fastenc.models.embedding.text_batches import TextBatches, checked_texts
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.similarity_losses import flops_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import linear_segment_log_sum, linear_segment_max
-from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.packing import PackedBatch
 
 
 class SparseEncoder(MaskedLM):
@@ -77,7 +77,7 @@ class SparseEncoder(MaskedLM):
         hidden = self.head.transform(encoded.last_hidden_state)
         layer = hidden, decoder, self.head.bias, batch.cu_seqlens
         if self.settings.pooling == "sum":
-            return linear_segment_log_sum(*layer)
+            return linear_segment_log_sum(*layer, activation=self.settings.activation)
         # The logarithm does not change which token has the maximum.
         weights = linear_segment_max(*layer)[0].relu().log1p()
         return weights.log1p() if self.settings.activation == "log1p_relu" else weights
@@ -132,6 +132,8 @@ class SparseEncoder(MaskedLM):
     ) -> Any:
         """The weights of texts that are not 0, without dropout in either mode of the model.
 
+        While the model computes, a thread tokenises the next texts.
+
         Args:
             texts: one text or several; a longer one is cut to ``max_tokens``.
             batch_size: texts in a batch. Batches have texts of similar length.
@@ -143,20 +145,20 @@ class SparseEncoder(MaskedLM):
         Raises: ValueError for a model without a tokenizer, an item that is not a text, and a batch_size or max_active
             below 1.
         """
-        tokenizer = self.own_tokenizer()
-        for name, value in (("batch_size", batch_size), ("max_active", max_active)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        ids = tokenize(checked_texts(texts), tokenizer, self.max_tokens)
-        batches = length_sorted_batches([len(each) for each in ids], batch_size)
-        show_progress = unless_few(show_progress, len(batches))
+        tokenizer, listed = self.own_tokenizer(), checked_texts(texts)
+        if max_active is not None and max_active < 1:
+            raise ValueError(f"max_active must be at least 1, got {max_active}")
+        text_batches = TextBatches(tokenizer, self.max_tokens, batch_size)
+        number = text_batches.number(len(listed))
+        show_progress = unless_few(show_progress, number)
         device = next(self.parameters()).device
-        rows: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(ids)
-        frozen = self.encoder.frozen.during_call(self.encoder, calls=len(batches))
-        with evaluation_mode(self), frozen:
-            for chosen in progress_bar(batches, "encode", "batch", show_progress):
-                batch = pack_sequences([ids[index] for index in chosen]).to(device)
-                weights = self.weights(batch).cpu()
+        rows: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(listed)
+        with evaluation_mode(self), self.encoder.frozen.during_call(self.encoder, calls=number):
+            batches = text_batches.of(listed)
+            for chosen, batch in progress_bar(
+                batches, "encode", "batch", show_progress, total=number
+            ):
+                weights = self.weights(batch.to(device)).cpu()
                 for index, row in zip(chosen, weights, strict=True):
                     tokens = row.nonzero().flatten()
                     order = row[tokens].argsort(descending=True, stable=True)[:max_active]
