@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs a wheel as a user without a compiler does, and tries it: torch alone, then `fastenc info`, the tests of the
-# ops and the demo, with this checkout's tests and demo over the installed package.
+# Installs a wheel as a user without a compiler does, and tries it: an op and `fastenc info` with torch alone, then the tests
+# of the ops and the demo, with this checkout's tests and demo over the installed package.
 #   release/try.sh PYTHON [WHEEL]   WHEEL: default, the one in dist/ for this Python
 # QUICK=1 leaves out the demo. OPS names other tests than those of the ops.
 set -euo pipefail
@@ -39,12 +39,10 @@ torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (384,), weight))
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"transformers", "tokenizers", "safetensors", "triton"}, loaded
 E2
-
-echo "== fastenc info"
-alone "$BIN/pip" install -q --disable-pip-version-check "$WHEEL[demo]" pytest pytest-benchmark scipy onnx
 alone "$BIN/fastenc" info
 
 echo "== the tests of the ops"
+alone "$BIN/pip" install -q --disable-pip-version-check "$WHEEL[demo]" pytest pytest-benchmark scipy onnx
 cd "$TREE"
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} alone "$BIN/python" -m pytest -q -p no:cacheprovider ${OPS:-tests/ops}
 

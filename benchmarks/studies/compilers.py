@@ -119,8 +119,13 @@ def main() -> None:
                     times[name].append(ask(name, seconds, case))
             medians = {name: statistics.median(each) for name, each in times.items()}
             rows[", ".join(case)] = {
-                name: {"median_ms": 1e3 * median, "speedup": medians[baseline] / median}
-                for name, median in medians.items()
+                name: {
+                    "median_ms": 1e3 * medians[name],
+                    "p20_ms": 1e3 * sorted(each)[TURNS // 5],
+                    "p80_ms": 1e3 * sorted(each)[-1 - TURNS // 5],
+                    "speedup": medians[baseline] / medians[name],
+                }
+                for name, each in times.items()
             }
             print(
                 ", ".join(case),

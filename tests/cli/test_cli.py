@@ -23,7 +23,6 @@ from fastenc.train import TrainConfig
 from tests.helpers import ROOT
 from tests.helpers.commands import failure, run
 from tests.helpers.families import model
-from tests.helpers.processes import python
 
 WORDS = ["good", "fine", "nice", "happy"], ["bad", "poor", "sad", "awful"]
 
@@ -412,15 +411,24 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
     assert "--block-size must be at most 512, the model's number of positions" in text
 
 
-def test_without_a_library_the_extra_is_named():
+def test_info_needs_torch_alone_and_another_command_names_its_extra(tmp_path):
     code = (
-        "import sys; sys.modules['rich.console'] = None\n"
-        "from fastenc.cli import main\nmain(['info'])"
+        "import sys\n"
+        "for name in ('accelerate', 'datasets', 'huggingface_hub', 'numpy', 'rich', 'safetensors', 'sklearn',\n"
+        "    'tokenizers', 'tqdm', 'transformers', 'triton', 'yaml'):\n"
+        "    assert name not in sys.modules, name\n"
+        "    sys.modules[name] = None\n"
+        "from fastenc.cli import main\n"
+        "main(['info'])\nmain(['tokenizer', 'text.txt', '-o', 'vocabulary'])"
     )
-    done = python("-c", code)
-    assert (
-        done.returncode == 2 and "fastenc[train]" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "text.txt").write_text("A text.")
+    # Not by the server, which has imported such libraries.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
+    assert re.search(r"^  attention +cpu float32", done.stdout, re.MULTILINE), done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "pip install 'fastenc[models]'" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["lora", "adapters", "prefix", "prompt"])

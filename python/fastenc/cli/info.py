@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
@@ -13,7 +13,6 @@ import torch
 
 import fastenc
 from fastenc import ops
-from fastenc._base.extras import require
 from fastenc._base.options import option
 from fastenc.cli.options import Command
 from fastenc.models import Encoder
@@ -55,21 +54,21 @@ class Info(Command):
         if self.model is not None:
             encoder = Encoder.from_pretrained(self.model)
             for mode, rows in ways_of_layers(encoder).items():
-                _print(_table(f"Layers in {mode}, 512 tokens", rows))
-            _print(_table("Layers with --dtype int8", layers_in_8_bits(encoder)))
+                print(_table(f"Layers in {mode}, 512 tokens", rows.items()))
+            print(_table("Layers with --dtype int8", layers_in_8_bits(encoder).items()))
             return
         for title, rows in (
             ("Here", here()),
             ("Extension", extension()),
             ("Libraries", libraries()),
         ):
-            _print(_table(title, rows))
-        _print(_table("Implementation that impl='auto' takes", implementations()))
+            print(_table(title, rows.items()))
+        print(_table("Implementation that impl='auto' takes", implementations().items()))
         if not self.numerics:
             return
         print("measuring the error of every op ...", file=sys.stderr, flush=True)
         report = numerics_report()
-        _print(numerics_table(report))
+        print(numerics_table(report))
         if missing := ops_without_case():
             print(f"Not measured, for lack of a case: {', '.join(missing)}")
         if not all(row.holds for row in report):
@@ -113,29 +112,29 @@ def _by_layers(lines: Sequence[str]) -> dict[str, str]:
     return rows
 
 
-def numerics_table(rows: Sequence[NumericsRow]):
+def numerics_table(rows: Sequence[NumericsRow]) -> str:
     """A table with a line for each case and dtype; of several gradients it shows the one nearest to its budget."""
-    table = require("rich.table", extra="train").Table(
-        title="Largest error against float64, relative to the largest value: fastenc / PyTorch in the same dtype",
-        title_justify="left",
-    )
-    for name in ("op", "dtype", "takes", "forward", "gradient", "budget"):
-        table.add_column(name)
+    lines = [("op", "dtype", "takes", "forward", "gradient", "budget")]
     errors = lambda row: f"{row.error:.1e} / {row.plain_error:.1e}"
     key = lambda row: (row.op, row.detail, row.dtype, row.implementation)
     for (op, detail, dtype, implementation), group in groupby(rows, key):
         forward, *gradients = group
         worst = max(gradients, key=lambda row: row.error / row.allowed, default=None)
         exceeded = [row.quantity for row in (forward, *gradients) if not row.holds]
-        table.add_row(
-            f"{op} {detail}".strip(),
-            str(dtype).removeprefix("torch."),
-            implementation,
-            errors(forward),
-            f"{errors(worst)} ({worst.quantity})" if worst else "none",
-            f"exceeded: {', '.join(exceeded)}" if exceeded else "kept",
+        lines.append(
+            (
+                f"{op} {detail}".strip(),
+                str(dtype).removeprefix("torch."),
+                implementation,
+                errors(forward),
+                f"{errors(worst)} ({worst.quantity})" if worst else "none",
+                f"exceeded: {', '.join(exceeded)}" if exceeded else "kept",
+            )
         )
-    return table
+    return _table(
+        "Largest error against float64, relative to the largest value: fastenc / PyTorch in the same dtype",
+        lines,
+    )
 
 
 def here() -> dict[str, str]:
@@ -212,16 +211,9 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _print(table) -> None:
-    """Print a table with lines of at least 160 characters, so that a file or a narrow terminal does not cut names."""
-    console = require("rich.console", extra="train").Console()
-    console.print(table, width=max(console.width, 160), crop=False, soft_wrap=True)
-
-
-def _table(title: str, rows: dict[str, str]):
-    table = require("rich.table", extra="train").Table(
-        title=title, title_justify="left", show_header=False
-    )
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+def _table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Columns of text under a title. It takes no library, so that a bare installation can be looked at."""
+    lines = [*rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n  ".join((title, *padded)) + "\n"
