@@ -330,8 +330,8 @@ define(
     _fake_backward,
     triton="embedding_layer_norm.embedding_layer_norm_backward",
 )
-# Zeros of the table's shape, contiguous. A step touches few rows of a table of words, so the system maps the others only
-# when an optimiser reads them: filling them would cost more than the rest of the embeddings' backward.
+# Contiguous zeros of the table's shape. A step writes few rows of a table of words. The others are mapped when an
+# optimiser reads them: to fill them would cost more than the rest of the embeddings' backward.
 define(
     "zero_table(Tensor table) -> Tensor",
     lambda table: torch.empty_like(table, memory_format=torch.contiguous_format),
