@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fastenc._base.seeds import derive_seed
 from fastenc.data import SegmentPair, StoredExamples
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
+from fastenc.models.architectures import ARCHITECTURES
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
@@ -134,14 +135,6 @@ class OtherSegments:
         return self.pairs[int(best[rng.randrange(len(best))])].second[:length]
 
 
-# Family → name of the pair classifier in its checkpoints.
-PAIR_HEADS = {
-    "bert": "cls.seq_relationship",
-    "big_bird": "cls.seq_relationship",
-    "albert": "sop_classifier.classifier",
-}
-
-
 @dataclass(frozen=True)
 class PairOutput(ModelOutput):
     """Output of :class:`PairMaskedLM`.
@@ -158,9 +151,9 @@ class PairMaskedLM(MaskedLM):
 
         loss = mean over the masked tokens + mean over the pairs
 
-    Its checkpoints are those of transformers' BertForPreTraining, BigBirdForPreTraining and AlbertForPreTraining.
-    ALBERT applies dropout with ``classifier_dropout_p`` to the pooler's output, the others do not.
-    Raises: ValueError for another family than BERT, BigBird and ALBERT.
+    Its checkpoints are those of transformers' BertForPreTraining and of the same class of other families. ALBERT
+    applies dropout with ``classifier_dropout_p`` to the pooler's output, the others do not.
+    Raises: ValueError for a family without a head for pairs of segments.
     Source: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
     """
 
@@ -168,9 +161,10 @@ class PairMaskedLM(MaskedLM):
     has_pooler = True
 
     def __init__(self, config: EncoderConfig):
-        if config.family not in PAIR_HEADS:
+        if config.architecture.pair_head is None:
+            families = sorted(name for name, each in ARCHITECTURES.items() if each.pair_head)
             raise ValueError(
-                "only BERT, BigBird and ALBERT checkpoints have a head for pairs of segments, got family "
+                f"the family must be one whose checkpoints have a head for pairs of segments, {families}, got "
                 f"{config.family!r}: use one of these, or the objective mlm"
             )
         super().__init__(config)
@@ -210,7 +204,9 @@ class PairMaskedLM(MaskedLM):
         return PairOutput(loss=weighted_sum(terms), terms=terms, pair_logits=pair_logits)
 
     def head_names(self) -> dict[str, str]:
-        return {**super().head_names(), "pair_head": PAIR_HEADS[self.config.family]}
+        name = self.config.architecture.pair_head
+        assert name is not None  # __init__ checks it
+        return {**super().head_names(), "pair_head": name}
 
 
 def _collator(negatives: str, tokenizer, pairs, seed: int, **masking) -> PairCollator:
