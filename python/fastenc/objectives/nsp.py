@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fastenc._base.seeds import derive_seed
 from fastenc.data import SegmentPair, StoredExamples
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
-from fastenc.models.architectures import ARCHITECTURES
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator
@@ -162,10 +161,9 @@ class PairMaskedLM(MaskedLM):
 
     def __init__(self, config: EncoderConfig):
         if config.architecture.pair_head is None:
-            families = sorted(name for name, each in ARCHITECTURES.items() if each.pair_head)
             raise ValueError(
-                f"the family must be one whose checkpoints have a head for pairs of segments, {families}, got "
-                f"{config.family!r}: use one of these, or the objective mlm"
+                "the family must be one whose checkpoints have a head for pairs of segments, such as bert or albert, "
+                f"got {config.family!r}: use one of these, or the objective mlm"
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
