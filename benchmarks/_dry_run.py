@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 os.environ["FASTENC_WARP_GROUPS"] = "1"
-from fastenc.kernels import device, launch
+from fastenc.kernels import batch_invariance, device, launch
 
 from benchmarks import _fake_gpu, _harness, _tuning
 
@@ -38,11 +38,14 @@ def as_on_a_gpu() -> None:
     from torch.utils._device import _device_constructors
 
     from fastenc.nn import adamw
+    from fastenc.nn.ways import cpu_inference
     from fastenc.ops import attention_blocks, dispatch, library
 
     dispatch.unsupported_reason = lambda op, impl, x, cpp_limit, triton_limit: (
         triton_limit if impl != "cudnn" else "cuDNN is not there"
     )
+    batch_invariance.DEVICES.add("cpu")
+    cpu_inference.unsupported_reason = lambda layer_call: "a GPU has no such way"
     attention_blocks.choose = lambda *arguments, **options: "triton"
     adamw.runs_on = lambda device: os.environ.get("FASTENC_ADAMW") != "0"
     overrides = torch.library.Library("fastenc", "IMPL")

@@ -89,6 +89,7 @@ case $PART in
     quick step 90
     quick pretrain 90
     quick graphs 60
+    quick invariant 45
     quick peers 45
     quick rules 60
     if [[ -n $DRY ]]; then

@@ -54,6 +54,7 @@ from fastenc.kernels.attention_tile import (
     unit_of,
     with_keys,
 )
+from fastenc.kernels.batch_invariance import is_batch_invariant
 from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
 from fastenc.kernels.launch import tunable, warp_groups
@@ -758,6 +759,10 @@ class _Division(NamedTuple):
 
 def _divide(arguments: dict, attention_call: AttentionCall, widest: int = 128) -> _Division:
     """widest: the widest head for the kernel for short sequences."""
+    if is_batch_invariant(arguments["q_ptr"].device.type):
+        # In a tile for short sequences, sums depend on where in it a sequence begins. The rule of the other launch
+        # does not know the lengths.
+        return _Division(False, True, None)
     fits = (
         attention_call.cu_seqlens_k is None
         and arguments["q_ptr"].element_size() == 2  # float32 would not fit in its tiles

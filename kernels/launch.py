@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
+from fastenc.kernels.batch_invariance import is_batch_invariant
 
 TABLES = Path(__file__).parent / "tuned"
 Key = tuple[tuple[str, object], ...]  # ("dtype", "bfloat16"), ("width", 768), ...
@@ -78,7 +79,7 @@ class Tunable:
         self._chosen = lru_cache(maxsize=4096)(self._choose)
 
     def __call__(self, *arguments, like: torch.Tensor | None = None, **further_keys) -> dict:
-        if like is None:
+        if like is None or (self.bucketed and is_batch_invariant(like.device.type)):
             return self.rule(*arguments)
         name = architecture(like.device)
         if name is None and _override is None:

@@ -20,19 +20,9 @@ import triton
 import triton.language as tl
 from fastenc.kernels.activation import GELU, gate, slope
 from fastenc.kernels.launch import tunable
-from fastenc.kernels.matrix_product import product_tile
+from fastenc.kernels.matrix_product import grouped_tile, product_tile
 from fastenc.kernels.run import run
 from torch import Tensor
-
-
-@triton.jit
-def _tile(rows, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """(row block, column block) of this program."""
-    down, across = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
-    first = tl.program_id(0) // (GROUP * across) * GROUP
-    size = tl.minimum(down - first, GROUP)
-    place = tl.program_id(0) % (GROUP * across)
-    return first + place % size, place // size
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -51,7 +41,7 @@ def _linear_gelu_fwd_kernel(
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
+    down, across = grouped_tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
     row = down * BLOCK_M + tl.arange(0, BLOCK_M)
     column = across * BLOCK_N + tl.arange(0, BLOCK_N)
     u = product_tile(
@@ -80,7 +70,7 @@ def _linear_gelu_bwd_kernel(
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    down, across = _tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
+    down, across = grouped_tile(rows, width, BLOCK_M, BLOCK_N, GROUP)
     row = down * BLOCK_M + tl.arange(0, BLOCK_M)
     column = across * BLOCK_N + tl.arange(0, BLOCK_N)
     du = product_tile(

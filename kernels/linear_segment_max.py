@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels.matrix_product import product_tile
+from fastenc.kernels.matrix_product import precision, product_tile
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -113,11 +113,6 @@ def config(itemsize: int) -> dict:
 def config_rows(width: int) -> dict:
     """Launch parameters of the gradients; not tuned on a device yet."""
     return {"ENTRIES": 16, "BLOCK": min(128, triton.next_power_of_2(width)), "num_warps": 4}
-
-
-def precision(itemsize: int) -> str:
-    """Of the products. TF32 keeps 11 bits of a factor; three products keep all bits of float32."""
-    return "tf32x3" if itemsize == 4 else "ieee"
 
 
 def binaries() -> Iterator[tuple[str, Any, dict]]:

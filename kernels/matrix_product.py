@@ -1,7 +1,22 @@
-"""A tile of a matrix product, for kernels with an epilogue of their own."""
+"""A tile of a matrix product, for kernels with an epilogue of their own; and which tile a program has."""
 
 import triton
 import triton.language as tl
+
+
+def precision(itemsize: int) -> str:
+    """Of products that round as the dtype does. TF32 keeps 11 bits of a factor; three products keep all of float32."""
+    return "tf32x3" if itemsize == 4 else "ieee"
+
+
+@triton.jit
+def grouped_tile(rows, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """(row block, column block) of this program, which are numbered in groups of GROUP row blocks."""
+    down, across = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
+    first = tl.program_id(0) // (GROUP * across) * GROUP
+    size = tl.minimum(down - first, GROUP)
+    place = tl.program_id(0) % (GROUP * across)
+    return first + place % size, place // size
 
 
 @triton.jit

@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks._cases import Case
-from benchmarks.gpu_quick import check, peers, pretrain, prewarm, rules, steps, sweep, timing
+from benchmarks.gpu_quick import (
+    check,
+    invariant,
+    peers,
+    pretrain,
+    prewarm,
+    rules,
+    steps,
+    sweep,
+    timing,
+)
 from benchmarks.gpu_quick.problems import Size
 
 STEPS = ((4096, 128), (16384, 128), (65536, 512))  # tokens, and the length of each sequence
@@ -16,6 +26,7 @@ SECTIONS = {
     "step": steps,
     "pretrain": pretrain,
     "graphs": steps,
+    "invariant": invariant,
     "peers": peers,
     "rules": rules,
     "sweep": sweep,

@@ -10,6 +10,7 @@ Sections run in this order, all of them by default:
     step      masked-LM steps: milliseconds, tokens a second, the host's time
     pretrain  `fastenc pretrain` of a BERT-base on docstrings, or on the file that FASTENC_VISIT_TEXT names
     graphs    the steps of smaller batches as CUDA graphs
+    invariant encode's batch_invariant: the same bits in other batches, and its cost
     peers     PyTorch's and cuDNN's attention, F.layer_norm, F.cross_entropy on the same sizes
     rules     on an architecture after sm_90: attention with its rules and with sm_80's
     sweep     launch parameters of the large ops, for FASTENC_SWEEP_SECONDS (120); writes kernels/tuned/

@@ -39,7 +39,9 @@ from fastenc.kernels import (
     head_statistics,
     index_sum,
     launch,
+    linear,
     linear_segment_max,
+    matrix_product,
     mlm_corruption,
     packing,
     segment_pool,
@@ -157,9 +159,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         yield f"column sum {element}", column_sum._column_sum_kernel, element, column_sum.config()
         itemsize = 4 if element == "fp32" else 2
         constants = {"HAS_BIAS": True, "EVEN": True, **linear_segment_max.config(itemsize)}
-        constants["PRECISION"] = linear_segment_max.precision(itemsize)
+        constants["PRECISION"] = matrix_product.precision(itemsize)
         kernel = linear_segment_max._linear_segment_max_kernel
         yield f"linear segment max {element}", kernel, element, constants
+        for precision in ("tf32x3", "tf32") if itemsize == 4 else ("ieee",):
+            constants = {"EVEN": True, "PRECISION": precision, **linear.config(itemsize)}
+            yield f"linear {element} {precision}", linear._linear_kernel, element, constants
         for size in (2, 512):
             constants = index_sum.config(size, 4 if element == "fp32" else 2)
             constants["PRECISION"] = "tf32x3" if element == "fp32" else "ieee"

@@ -112,6 +112,12 @@ def test_what_cannot_be_computed_is_named(folder, options, message):
         Encoder.from_pretrained(folder).encode("a text", **options)
 
 
+def test_batch_invariance_is_for_cpus_and_cuda(folder):
+    encoder = Encoder.from_pretrained(folder).to("meta")
+    with pytest.raises(ValueError, match="for a CPU and for CUDA, got a model on meta"):
+        encoder.encode("a text", batch_invariant=True)
+
+
 def test_a_prompt_that_the_pooling_leaves_out(folder):
     pooling = folder / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))

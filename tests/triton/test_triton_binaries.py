@@ -117,6 +117,7 @@ BUDGETS = {
         Budget(LINEAR_GELU.format(True), 64, (1.3, 1.4), 152, "wgmma"),
         # A block with vectors and one with a mask, of which a program takes one.
         Budget("adamw", 8, (101.3, 93.9), 80, None),
+        Budget("linear bf16 ieee", 64, (1.5, 1.6), 120, "wgmma"),
         Budget("linear segment max bf16", 32, (2.7, 2.7), 168, "wgmma"),
         Budget("index sum 512 bf16", 32, (11.8, 11.8), 216, "wgmma"),
         Budget("index sum 2 bf16", 32, (11.0, 11.0), 128, "wgmma"),
@@ -127,6 +128,7 @@ BUDGETS = {
         Budget(NORM.format("", True), 24, (33.0, 33.0), 224, None),
         Budget(DISENTANGLED.format("forward"), 8, (92.0, 92.0), 255, "mma"),
         Budget(DISENTANGLED.format("backward_kv"), 4, (147.0, 145.0), 255, "mma"),
+        Budget("linear bf16 ieee", 64, (2.5, 3.0), 168, "mma"),
     ],
 }
 
@@ -197,7 +199,7 @@ def compiled(capability: int, *names: str, processes: int = 1) -> dict[str, dict
 def takes_matrix_instructions(name: str) -> bool:
     if name.startswith("head statistics"):
         return "fp32" not in name
-    if name.startswith(("index sum", "linear_gelu", "linear segment max")):
+    if name.startswith(("index sum", "linear")):
         return True
     of_attention = name.startswith(("attention", "block_sparse_", "disentangled_attention"))
     return of_attention and "precision=ieee" not in name

@@ -50,6 +50,7 @@ from fastenc.ops import (
     layer_norm,
     rms_norm,
 )
+from fastenc.ops.attention import triton_limit
 from fastenc.ops.gemm import linear
 
 # The features of a call that single ops compute.
@@ -68,9 +69,28 @@ TAKES = frozenset(
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
+# Of these, what a GPU computes with the same bits for a text in every batch.
+BATCH_INVARIANT = frozenset(
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
+    | {"key_heads"}
+    | HEAD_NORMS
+    | OWN_NORMS
+    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
+)
+
 # Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results
 # would be allocated on newly mapped pages in every call.
 ROWS_AT_ONCE = 2048
+
+
+def unsupported_reason(layer_call: LayerCall) -> str | None:
+    """Why single ops cannot compute what :func:`fastenc.kernels.batch_invariance.batch_invariance` asks, or None."""
+    x = layer_call.state.x
+    if not dispatch.is_batch_invariant(x.device.type):
+        return None
+    if others := layer_call.features() - BATCH_INVARIANT:
+        return f"with batch_invariant a GPU does not compute {', '.join(sorted(others))}"
+    return triton_limit(layer_call.spec.attention.head_dim, x.dtype)
 
 
 def run_single_ops(layer_call: LayerCall) -> LayerState:

@@ -5,13 +5,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base import debug
-from fastenc.ops import segment_pool
+from fastenc.ops import dispatch, rms_norm, segment_pool
 from fastenc.ops.segment_pool import MODES
 
 LAST_LAYERS = 4
+SMALLEST_SQUARE = 1e-24  # keeps a row of zeros from a division by 0
 POOLINGS = (*MODES, "last-four")
 
 
@@ -53,6 +55,18 @@ def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tens
     # The mean of the layers' means, so that only one vector per sequence and layer is added.
     means = [pool(state, cu_seqlens, "mean") for state in states[-LAST_LAYERS:]]
     return torch.stack(means).mean(0)
+
+
+def normalize_rows(x: Tensor) -> Tensor:
+    """x (rows, width) with each row scaled to Euclidean length 1; a row of zeros stays.
+
+    On a GPU, PyTorch's sums of a row's squares depend on the number of rows. So a batch-invariant call takes RMSNorm's.
+    """
+    if not dispatch.is_batch_invariant(x.device.type):
+        return F.normalize(x, dim=1)
+    width = x.shape[1]
+    weight = torch.full((width,), width**-0.5, device=x.device)
+    return rms_norm(x, weight, eps=SMALLEST_SQUARE)
 
 
 def check_pooling(pooling: str, num_layers: int) -> None:

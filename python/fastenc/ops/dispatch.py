@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc.kernels.batch_invariance import batch_invariance as batch_invariance
+from fastenc.kernels.batch_invariance import is_batch_invariant as is_batch_invariant
 from fastenc.ops.library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
 IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")

@@ -131,6 +131,7 @@ FORMULAS: dict[str, Formula] = {
     "global_window_attention_bwd": _global_window_attention(5),
     "linear_gelu_fwd": lambda a: 2 * a["x"].numel() * a["weight"].shape[0],
     "linear_gelu_bwd": lambda a: 2 * a["dy"].numel() * a["weight"].shape[1],
+    "batch_invariant_linear": lambda a: 2 * a["x"].numel() * a["weight"].shape[0],
     "gemm": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "gemm_add_": lambda a: 2 * a["a"].numel() * a["b"].shape[1],
     "gemm_packed": lambda a: 2 * a["a"].numel() * a["columns"],

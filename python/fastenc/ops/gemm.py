@@ -19,18 +19,32 @@ from fastenc.ops.column_sum import column_sum
 # The largest number of rows for which a weight is read without packing; csrc/gemm.cpp has the same number.
 FEW_ROWS = 128
 
+dispatch.declare("batch_invariant_linear", "triton")
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """:func:`torch.nn.functional.linear` of x (..., in_features), weight (out_features, in_features) and bias.
 
     Differentiable: all three.
     """
+    if not torch.compiler.is_compiling() and dispatch.is_batch_invariant(x.device.type):
+        return _batch_invariant_linear(x, weight, bias)
     if dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
         return F.linear(x, weight, bias)
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return _Linear.apply(x, weight, bias)
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
+
+
+def _batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Without gradients. Raises: ValueError for a device or dtype without a kernel."""
+    if (dtype := dispatch.autocast_dtype(x.device.type)) is not None:
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    dispatch.choose("batch_invariant_linear", "triton", x)
+    y = torch.ops.fastenc.batch_invariant_linear(x.flatten(0, -2), weight, bias)
+    return y.unflatten(0, x.shape[:-1])
 
 
 def gemm(
@@ -186,6 +200,11 @@ library.define(
     lambda a, b, bias: a.new_empty((a.shape[0], b.shape[1])),
 )
 library.define("gemm_add_(Tensor(a!) c, Tensor a, Tensor b) -> ()", lambda c, a, b: None)
+library.define(
+    "batch_invariant_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    lambda x, weight, bias: x.new_empty((x.shape[0], weight.shape[0])),
+    triton="linear.linear",
+)
 
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:

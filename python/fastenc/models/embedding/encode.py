@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.prefetch import prefetch
@@ -17,7 +16,8 @@ from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.embedding.text_batches import TextBatch, TextBatches, checked_texts
 from fastenc.nn.adaptation import adaptation_of_calls
 from fastenc.nn.evaluation_mode import without_dropout
-from fastenc.nn.pooling import check_pooling
+from fastenc.nn.pooling import check_pooling, normalize_rows
+from fastenc.ops.dispatch import batch_invariance
 
 
 def encode(
@@ -32,6 +32,7 @@ def encode(
     task: str | None = None,
     truncate_dim: int | None = None,
     precision: str = "float32",
+    batch_invariant: bool = False,
     show_progress: bool | None = None,
     convert_to_numpy: bool = False,
 ) -> Any:
@@ -57,13 +58,18 @@ def encode(
         truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka); None: all.
         precision: "float32": the vectors as they are; "int8", "uint8", "binary" or "ubinary": see
             :func:`fastenc.models.embedding.quantization.quantize_vectors`, with the ranges of these texts.
+        batch_invariant: give a text the same bits alone, in any batch and in any order on a GPU too. Products then run
+            in a Triton kernel with one order of sums in place of cuBLAS. Not for LoRA, DeBERTa, BigBird, Longformer and
+            torch.compile. On a CPU it changes nothing: the order is the same in any case, as far as
+            docs/sentence-embeddings.md says.
         show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
         hidden_size, ``truncate_dim`` or that of the precision.
     Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, prompt name,
-        task or precision, a task in int8, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt
-        if the checkpoint pools without the prompt's tokens.
+        task or precision, a task in int8, batch_invariant for a layer, dtype or device that cannot have it, a
+        batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt if the checkpoint pools without the
+        prompt's tokens.
     """
     check_precision(precision)
     vectors = vectors_of(
@@ -75,6 +81,7 @@ def encode(
         prompt_name=prompt_name,
         task=task,
         truncate_dim=truncate_dim,
+        batch_invariant=batch_invariant,
     )
     listed = checked_texts(texts)
     check_texts(precision, len(listed))
@@ -122,6 +129,7 @@ class Vectors:
     normalizes_before: bool
     truncate_dim: int | None
     normalizes_after: bool
+    batch_invariant: bool
 
     def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for the vectors of so many texts, of this dtype or the model's."""
@@ -132,12 +140,16 @@ class Vectors:
     @torch.inference_mode()
     def compute(self, batches: Iterable[TextBatch], result: Tensor) -> None:
         """Write each text's vector into its row of ``result``."""
-        with without_dropout(), adaptation_of_calls(self.adaptation):
+        with (
+            without_dropout(),
+            adaptation_of_calls(self.adaptation),
+            batch_invariance(self.batch_invariant),
+        ):
             for chosen, batch in batches:
                 x = self.encoder.pooled_vectors(batch.to(result.device), self.pooling)
-                x = F.normalize(x, dim=1) if self.normalizes_before else x
+                x = normalize_rows(x) if self.normalizes_before else x
                 x = x[:, : self.truncate_dim]
-                x = F.normalize(x, dim=1) if self.normalizes_after else x
+                x = normalize_rows(x) if self.normalizes_after else x
                 result[send(torch.tensor(chosen), result.device)] = x.to(result.dtype)
 
 
@@ -151,6 +163,7 @@ def vectors_of(
     prompt_name: str | None = None,
     task: str | None = None,
     truncate_dim: int | None = None,
+    batch_invariant: bool = False,
 ) -> Vectors:
     """The checked options of :func:`encode`, which describes them and their errors."""
     if encoder.tokenizer is None:
@@ -166,6 +179,11 @@ def vectors_of(
         raise ValueError(
             f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
         )
+    device = encoder.embeddings.word.weight.device
+    if batch_invariant and device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"batch_invariant is for a CPU and for CUDA, got a model on {device}: move it, or leave out batch_invariant"
+        )
     adaptation, instruction = (None, None) if task is None else encoder.adaptation_of_task(task)
     if prompt is None and prompt_name is None:
         prompt = instruction
@@ -178,4 +196,5 @@ def vectors_of(
         settings.normalize if normalize is None else False,
         truncate_dim,
         bool(normalize),
+        batch_invariant,
     )

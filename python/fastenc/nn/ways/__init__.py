@@ -28,7 +28,12 @@ WAYS = (
         lambda layer_call: cpu_inference.unsupported_reason(layer_call),
         cpu_inference.run_cpu_inference,
     ),
-    Way("single ops", layer.TAKES, lambda layer_call: None, layer.run_single_ops),
+    Way(
+        "single ops",
+        layer.TAKES,
+        lambda layer_call: layer.unsupported_reason(layer_call),
+        layer.run_single_ops,
+    ),
 )
 
 
