@@ -219,5 +219,5 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"negatives must be one of .* got 'shuffled'"):
         PairCollator(masks, PAIRS, "shuffled")
     config = EncoderConfig(family="roberta", vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
-    with pytest.raises(ValueError, match="a head for pairs of segments, .* got 'roberta'"):
+    with pytest.raises(ValueError, match=r"a head for pairs of segments, .* got 'roberta'"):
         PairMaskedLM(config)
