@@ -68,6 +68,8 @@ def library(cpp, cuda):
     speed = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     # 2.11 is the oldest torch whose stable ABI the sources may use.
     macros = [("TORCH_TARGET_VERSION", "0x020b000000000000")] + [("USE_CUDA", None)] * bool(cuda)
+    # The name by which a module looks for it; elsewhere that is the file's.
+    name = ["-Wl,-install_name,@rpath/libfastenc.dylib"] * (sys.platform == "darwin")
     return (cpp.CUDAExtension if cuda else cpp.CppExtension)(
         "fastenc.libfastenc",
         sorted(path for folder in folders for path in glob(f"csrc/{folder}")),
@@ -77,7 +79,7 @@ def library(cpp, cuda):
             "cxx": [*common, *cxx, *speed],
             "nvcc": [*common, *(f"-Xcompiler={flag}" for flag in cxx)],
         },
-        extra_link_args=link,
+        extra_link_args=[*link, *name],
         py_limited_api=True,  # torch then leaves out its own library for Python
     )
 
@@ -96,6 +98,11 @@ def module(pybind11):
         extra_link_args=[*link, f"-Wl,-rpath,{origin}"],
         language="c++",
     )
+
+
+def as_dylib(command):
+    """Python's command to link, but for a library: on macOS it makes bundles, with which no module can be linked."""
+    return ["-dynamiclib" if word == "-bundle" else word for word in command]
 
 
 def build_command(base, compiled=None):
@@ -121,7 +128,11 @@ def build_command(base, compiled=None):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self.copy_file(compiled, str(target))
                 return
+            linkers = {k: v for k, v in vars(self.compiler).items() if k.startswith("linker_so")}
+            if extension.name != "fastenc._C":
+                vars(self.compiler).update({k: as_dylib(v) for k, v in linkers.items()})
             super().build_extension(extension)
+            vars(self.compiler).update(linkers)
 
     return Build
 

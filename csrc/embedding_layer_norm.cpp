@@ -1,6 +1,6 @@
 #include "embedding_layer_norm.h"
 
-#include "tensors.h"
+#include "lazy_zeros.h"
 
 namespace fastenc {
 namespace {
@@ -150,12 +150,16 @@ void add_rows(
   });
 }
 
+// A table's gradient before rows are added to it. An optimiser reads all of it.
+Tensor zero_table(Tensor table) { return lazy_zeros_like(table, Pages::huge); }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("embedding_layer_norm_fwd", TORCH_BOX(&forward));
   m.impl("embedding_layer_norm_bwd", TORCH_BOX(&backward));
   m.impl("add_rows_", TORCH_BOX(&add_rows));
+  m.impl("zero_table", TORCH_BOX(&zero_table));
 }
 
 }  // namespace fastenc

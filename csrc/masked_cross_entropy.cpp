@@ -1,10 +1,5 @@
-#include <cstdlib>
-
+#include "lazy_zeros.h"
 #include "masked_cross_entropy_arguments.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace fastenc {
 namespace {
@@ -22,20 +17,6 @@ std::vector<int64_t> labelled_rows(const Tensor& labels, const Tensor& logits, i
     rows.push_back(row);
   }
   return rows;
-}
-
-// A gradient whose ignored rows cost nothing: calloc takes large blocks, already zero, from the system, which maps only
-// the pages that are written. An allocator that is tuned to reuse memory clears it instead.
-Tensor lazy_zeros_like(const Tensor& x) {
-  constexpr size_t alignment = 64;
-  const size_t bytes = x.numel() * (x.scalar_type() == ScalarType::Float ? 4 : 2);
-  void* block = std::calloc(bytes + alignment, 1);
-  STD_TORCH_CHECK(block, "masked_cross_entropy: no memory for a gradient of ", bytes, " bytes");
-  void* aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(block) + alignment - 1) / alignment * alignment);
-  const int64_t sizes[2] = {x.size(0), x.size(1)}, strides[2] = {x.size(1), 1};
-  return torch::stable::from_blob(
-      aligned, torch::headeronly::IntHeaderOnlyArrayRef(sizes, 2), torch::headeronly::IntHeaderOnlyArrayRef(strides, 2),
-      x.device(), x.scalar_type(), [block](void*) { std::free(block); });
 }
 
 // Maps the pages of a row in one call before they are written: a page fault for each would cost more than the
@@ -78,7 +59,8 @@ std::tuple<Tensor, Tensor> forward(
   labels = as_contiguous(labels);
   const auto rows = labelled_rows(labels, logits, ignore_index);
   Tensor losses = zero_losses(logits.size(0));
-  Tensor dlogits = wants_gradient ? lazy_zeros_like(logits) : empty({0}, logits.scalar_type());
+  // Ignored rows of the gradient cost nothing.
+  Tensor dlogits = wants_gradient ? lazy_zeros_like(logits, Pages::small) : empty({0}, logits.scalar_type());
   run(logits, labels, ignore_index, label_smoothing, z_loss, divisor, losses,
       wants_gradient ? dlogits.mutable_data_ptr() : nullptr, wants_gradient, rows);
   return {losses, dlogits};

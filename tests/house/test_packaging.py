@@ -9,6 +9,7 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,6 +188,32 @@ def read_setup(monkeypatch):
 
 def test_the_pure_package_compiles_nothing(monkeypatch):
     assert read_setup(monkeypatch)["extension"]() == {}
+
+
+def test_on_macos_the_library_is_one_that_a_module_can_be_linked_with(monkeypatch):
+    usual = ["clang++", "-bundle", "-undefined", "dynamic_lookup"]
+    commands = {}
+
+    class Base:
+        compiler = SimpleNamespace(linker_so=usual, linker_so_cxx=usual, compiler_so=["clang"])
+
+        def get_ext_filename(self, name):
+            return f"{name.replace('.', '/')}.cpython-311-darwin.so"
+
+        get_ext_fullpath = get_ext_filename
+
+        def build_extension(self, extension):
+            commands[extension.name] = self.compiler.linker_so_cxx
+
+    setup = read_setup(monkeypatch)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    command = setup["build_command"](Base)()
+    assert command.get_ext_filename("fastenc.libfastenc") == "fastenc/libfastenc.dylib"
+    for name in ("fastenc.libfastenc", "fastenc._C"):
+        command.build_extension(SimpleNamespace(name=name, library_dirs=[]))
+    library = ["clang++", "-dynamiclib", "-undefined", "dynamic_lookup"]
+    assert commands == {"fastenc.libfastenc": library, "fastenc._C": usual}
+    assert Base.compiler.linker_so == usual
 
 
 def test_cuda_asked_for_where_torch_has_none_is_an_error_that_says_so(monkeypatch):

@@ -294,6 +294,22 @@ def test_a_table_laid_out_by_columns_gets_its_rows_gradient(table):
     torch.testing.assert_close(gradient(by_columns), gradient(by_rows), rtol=0, atol=0)
 
 
+@needs_cpp
+def test_a_large_tables_gradient_maps_few_pages_until_it_is_read():
+    resource = pytest.importorskip("resource")
+    word = torch.randn(20000, 512, requires_grad=True)  # 41 MB
+    ids, dy = torch.tensor([7, 19999, 7]), torch.randn(3, 512)
+    y = embedding_layer_norm(ids, word, impl="cpp")
+    (expected,) = torch.autograd.grad(F.layer_norm(word[ids], (512,), eps=1e-12), word, dy)
+    faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    before = faults()
+    y.backward(dy)
+    assert faults() - before < word.nbytes // resource.getpagesize() // 2
+    torch.testing.assert_close(word.grad, expected, rtol=1e-4, atol=1e-5)
+    for table in (torch.ones(5, 8), torch.ones(5, 8).T, torch.ones(5, 8).bfloat16()):
+        torch.library.opcheck(torch.ops.fastenc.zero_table.default, (table,))
+
+
 @pytest.mark.parametrize("impl", ["cpp", "reference"])
 def test_a_type_table_without_rows_is_an_error(impl):
     with pytest.raises(ValueError, match="token_type must have at least one row, got none"):

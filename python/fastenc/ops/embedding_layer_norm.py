@@ -254,6 +254,8 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
 
 def _zero_rows(table: Tensor) -> Tensor:
     """Contiguous zeros, as ``add_rows_`` needs them, also if the table is not contiguous."""
+    if table.device.type == "cpu":
+        return torch.ops.fastenc.zero_table(table)
     return torch.zeros_like(table, memory_format=torch.contiguous_format)
 
 
@@ -327,6 +329,12 @@ define(
     "float dropout_p, bool wants_affine) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="embedding_layer_norm.embedding_layer_norm_backward",
+)
+# Contiguous zeros of the table's shape. A step writes few rows of a table of words. The others are mapped when an
+# optimiser reads them: to fill them would cost more than the rest of the embeddings' backward.
+define(
+    "zero_table(Tensor table) -> Tensor",
+    lambda table: torch.empty_like(table, memory_format=torch.contiguous_format),
 )
 
 
