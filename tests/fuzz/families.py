@@ -63,6 +63,9 @@ SWITCHES: dict[str, dict[str, Values]] = {
     "big_bird": COMMON | {"use_bias": BOTH, "rescale_embeddings": BOTH, "type_vocab_size": (2, 3)},
     "big_bird-sparse": COMMON
     | {"use_bias": BOTH, "block_size": (2, 3, 4), "num_random_blocks": (1, 2)},
+    "ernie": COMMON
+    | {"use_task_id": BOTH, "task_type_vocab_size": (1, 16), "type_vocab_size": (2, 4)},
+    "megatron-bert": COMMON,
     "eurobert": GROUPED
     | {
         "mlp_bias": BOTH,
@@ -77,7 +80,13 @@ SWITCHES: dict[str, dict[str, Values]] = {
         "position_embedding_type": ("rotary", "rotary", "absolute"),
         "rope_theta": (50.0, 1e4),
     },
-    "qwen3": GROUPED | {"token_classification_bias": BOTH},
+    "qwen3": GROUPED
+    | {
+        "token_classification_bias": BOTH,
+        "use_sliding_window": BOTH,
+        "sliding_window": (1, 4, 80),
+        "max_window_layers": (0, 1, 2),
+    },
     "gemma3": {name: values for name, values in GROUPED.items() if name != "rope_parameters"}
     | {
         "hidden_activation": ACTIVATIONS,

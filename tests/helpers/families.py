@@ -174,6 +174,10 @@ BY_NAME = {
         no_prefix="PEFT has none for it",
         no_head_in_peft="of the head for questions it keeps the last layer only",
     ),
+    "megatron-bert": Family("MegatronBert", token_types=True),
+    "ernie": Family(
+        "Ernie", SIZES | dict(use_task_id=True, task_type_vocab_size=4), token_types=True
+    ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
     "umt5": Family("UMT5", T5_SIZES, **T5_ENTRY),

@@ -88,6 +88,9 @@ CALLS = {
         (called(input_ids=None, inputs_embeds=embedded), FUSED),
         (called("esm", input_ids=None, inputs_embeds=embedded), OWN),
     ],
+    "`task_type_ids` of ERNIE": [
+        (called("ernie", task_type_ids=lambda batch: batch["token_type_ids"]), OWN),
+    ],
     "question answering with labels and padding": [
         (called(task="ForQuestionAnswering", start_positions=first, end_positions=first), OWN)
     ],

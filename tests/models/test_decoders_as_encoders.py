@@ -8,10 +8,22 @@ import transformers
 
 import fastenc
 from fastenc.data import train_tokenizer
-from fastenc.models import Encoder
+from fastenc.models import Encoder, EncoderConfig
 from tests.helpers.checkpoints import save
 from tests.helpers.commands import run
-from tests.helpers.families import model
+from tests.helpers.families import config, model
+
+
+def test_layers_with_a_window_need_its_size():
+    values = config("qwen3").to_dict() | {"layer_types": ["sliding_attention", "full_attention"]}
+    for size in (
+        {"use_sliding_window": False},
+        {"use_sliding_window": True, "sliding_window": None},
+    ):
+        with pytest.raises(
+            ValueError, match="sliding_window must be an integer if layer_types has"
+        ):
+            EncoderConfig.from_hf(values | size)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])

@@ -290,6 +290,8 @@ SWITCHES = [
     ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
     ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
     ("big_bird", dict(use_bias=False, rescale_embeddings=True, hidden_act="gelu")),
+    ("megatron-bert", dict(hidden_act="gelu_new", tie_word_embeddings=False)),
+    ("ernie", dict(use_task_id=False, type_vocab_size=4, hidden_act="relu")),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
     # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),
@@ -319,6 +321,7 @@ SWITCHES = [
     ),
     ("eurobert-grouped", dict(num_key_value_heads=1, attention_bias=True)),
     ("qwen3", dict(num_key_value_heads=4, attention_bias=True)),
+    ("qwen3", dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
     ("qwen3", dict(head_dim=32, rms_norm_eps=1e-3, hidden_act="gelu")),
     ("gemma3", dict(head_dim=32, attention_bias=True, hidden_activation="silu", rms_norm_eps=1e-3)),
     (

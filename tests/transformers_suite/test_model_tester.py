@@ -22,8 +22,6 @@ if not torch.cuda.is_available():  # float16 has kernels only on a GPU
 OTHERWISE = {
     "test_encoder_decoder_loss_no_double_shift": "the loss reads packed logits, of which output.logits is a copy"
 }
-# (subject, test) → what it makes that ``patch`` refuses.
-REFUSED = {("qwen3", "test_sliding_window_mask"): "use_sliding_window: true"}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -43,8 +41,6 @@ def test_the_fused_forward_is_what_is_tested(subject):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_patched(subject, name):
-    if (subject, name) in REFUSED:
-        pytest.skip(f"patch refuses {REFUSED[subject, name]}")
     if name in OTHERWISE:
         pytest.skip(OTHERWISE[name])
     case = case_of(subject, Mixin)

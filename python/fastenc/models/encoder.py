@@ -224,6 +224,7 @@ class LayerStack(nn.Module):
             positions=rows if architecture.position_table(config) else 0,
             position_offset=config.position_offset,
             token_types=config.type_vocab_size,
+            task_types=architecture.task_types(config),
             norm=architecture.embedding_norm(config),
             norm_bias=biases.embedding_norm,
             scale=architecture.embedding_scale(config),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class EmbeddingSpec:
 class EmbeddingTables(NamedTuple):
     """The tables (rows, width), the norm's parameters (width,), and the projection, each None if there is none.
 
+    ``token_type`` has the row of the task added, where a family has one (:func:`with_task_type`).
     ``padding_idx``, ``position_padding_idx``: the rows of the word and position tables that get no gradient, or None.
     """
 
@@ -59,7 +60,7 @@ class EmbeddingTables(NamedTuple):
 
 
 class Embeddings(nn.Module):
-    """Norm(scale * word + position + token type), then dropout, then an optional linear projection.
+    """Norm(scale * word + position + token type + task type 0), then dropout, then an optional linear projection.
 
     Args:
         width: width of the tables.
@@ -67,6 +68,7 @@ class Embeddings(nn.Module):
         positions: rows of the position table; 0: no table.
         position_offset: row of the position table that a sequence's first token takes.
         token_types: rows of the token-type table; 0: no table. With 0 or 1 rows, a batch's token types are ignored.
+        task_types: rows of the task-type table, of which every token has row 0; 0: no table.
         norm: the norm's description, or None without a norm.
         norm_bias: whether the norm has a bias.
         scale: factor of the word embeddings.
@@ -85,6 +87,7 @@ class Embeddings(nn.Module):
         positions: int,
         position_offset: int = 0,
         token_types: int = 0,
+        task_types: int = 0,
         norm: NormSpec | None,
         norm_bias: bool = True,
         scale: float = 1.0,
@@ -100,6 +103,7 @@ class Embeddings(nn.Module):
         self.word = EmbeddingTable(vocab_size, width)
         self.position = EmbeddingTable(positions, width) if positions else None
         self.token_type = EmbeddingTable(token_types, width) if token_types else None
+        self.task_type = EmbeddingTable(task_types, width) if task_types else None
         norm_width = hidden_size if self.spec.project_first else width
         self.norm = None if norm is None else make_norm(norm, norm_width, norm_bias)
         self.projection = (
@@ -150,11 +154,18 @@ class Embeddings(nn.Module):
         return EmbeddingTables(
             self.word.weight,
             None if self.position is None else self.position.weight,
-            None if self.token_type is None else self.token_type.weight,
+            with_task_type(self.token_type, self.task_type),
             None if self.norm is None else self.norm.weight,
             getattr(self.norm, "bias", None),
             self.projection,
         )
+
+
+def with_task_type(token_type: Any, task_type: Any) -> Tensor | None:
+    """The weight of a token-type table plus row 0 of a task-type table; each may be None."""
+    if task_type is None:
+        return None if token_type is None else token_type.weight
+    return task_type.weight[:1] if token_type is None else token_type.weight + task_type.weight[0]
 
 
 def embed(

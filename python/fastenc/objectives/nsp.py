@@ -134,14 +134,6 @@ class OtherSegments:
         return self.pairs[int(best[rng.randrange(len(best))])].second[:length]
 
 
-# Family → name of the pair classifier in its checkpoints.
-PAIR_HEADS = {
-    "bert": "cls.seq_relationship",
-    "big_bird": "cls.seq_relationship",
-    "albert": "sop_classifier.classifier",
-}
-
-
 @dataclass(frozen=True)
 class PairOutput(ModelOutput):
     """Output of :class:`PairMaskedLM`.
@@ -158,9 +150,9 @@ class PairMaskedLM(MaskedLM):
 
         loss = mean over the masked tokens + mean over the pairs
 
-    Its checkpoints are those of transformers' BertForPreTraining, BigBirdForPreTraining and AlbertForPreTraining.
-    ALBERT applies dropout with ``classifier_dropout_p`` to the pooler's output, the others do not.
-    Raises: ValueError for another family than BERT, BigBird and ALBERT.
+    Its checkpoints are those of transformers' BertForPreTraining and of the same class of other families. ALBERT
+    applies dropout with ``classifier_dropout_p`` to the pooler's output, the others do not.
+    Raises: ValueError for a family without a head for pairs of segments.
     Source: Devlin et al. 2018, arXiv:1810.04805; Lan et al. 2019, arXiv:1909.11942.
     """
 
@@ -168,10 +160,10 @@ class PairMaskedLM(MaskedLM):
     has_pooler = True
 
     def __init__(self, config: EncoderConfig):
-        if config.family not in PAIR_HEADS:
+        if config.architecture.pair_head is None:
             raise ValueError(
-                "only BERT, BigBird and ALBERT checkpoints have a head for pairs of segments, got family "
-                f"{config.family!r}: use one of these, or the objective mlm"
+                "the family must be one whose checkpoints have a head for pairs of segments, such as bert or albert, "
+                f"got {config.family!r}: use one of these, or the objective mlm"
             )
         super().__init__(config)
         self.pair_head = nn.Linear(config.hidden_size, 2)
@@ -210,7 +202,9 @@ class PairMaskedLM(MaskedLM):
         return PairOutput(loss=weighted_sum(terms), terms=terms, pair_logits=pair_logits)
 
     def head_names(self) -> dict[str, str]:
-        return {**super().head_names(), "pair_head": PAIR_HEADS[self.config.family]}
+        name = self.config.architecture.pair_head
+        assert name is not None  # __init__ checks it
+        return {**super().head_names(), "pair_head": name}
 
 
 def _collator(negatives: str, tokenizer, pairs, seed: int, **masking) -> PairCollator:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
-from fastenc.nn.embeddings import EmbeddingTables
+from fastenc.nn.embeddings import EmbeddingTables, with_task_type
 from fastenc.nn.embeddings import embed as embed_tokens
 from fastenc.packing import PackedBatch
 
@@ -42,15 +42,15 @@ def embed(
 
 def tables_of(reading: Reading) -> EmbeddingTables:
     """The tables of a live model; its modules are not called, because BART's scale and shift."""
-    names = ("word", "position", "token_type", "norm", "projection")
-    word, position, token_type, norm, projection = (
+    names = ("word", "position", "token_type", "task_type", "norm", "projection")
+    word, position, token_type, task_type, norm, projection = (
         reading.modules.get(f"embeddings.{name}") for name in names
     )
     assert word is not None  # every architecture names it
     return EmbeddingTables(
         word.weight,
         None if position is None else position.weight,
-        None if token_type is None else token_type.weight,
+        with_task_type(token_type, task_type),
         None if norm is None else norm.weight,
         getattr(norm, "bias", None),
         projection,

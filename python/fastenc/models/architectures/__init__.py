@@ -9,12 +9,14 @@ from fastenc.models.architectures.deberta import Deberta
 from fastenc.models.architectures.deberta_v2 import DebertaV2
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.ernie import Ernie
 from fastenc.models.architectures.esm import Esm
 from fastenc.models.architectures.eurobert import EuroBert
 from fastenc.models.architectures.gemma3 import Gemma3
 from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
 from fastenc.models.architectures.longformer import Longformer
+from fastenc.models.architectures.megatron_bert import MegatronBert
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
@@ -46,6 +48,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         DebertaV2,
         Longformer,
         BigBird,
+        MegatronBert,
+        Ernie,
         T5,
         MT5,
         UMT5,

@@ -52,6 +52,7 @@ class Albert(Bert):
         },
         activation=None,
     )
+    pair_head = "sop_classifier.classifier"
 
     # The numbers of layers, groups and inner layers are not in the weights' names, so only this bounds them.
     rules = {

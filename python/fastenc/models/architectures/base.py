@@ -127,6 +127,7 @@ class Architecture:
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
             and also adds the first token's vector.
+        pair_head: name of the classifier of pairs of segments in checkpoints of pretraining, or None.
         supported: key in config.json → the only value that is supported.
         rules: key in config.json → the rule for its value, for keys that are no fields of EncoderConfig.
         unread: beginnings of the names of weights that the encoder does not read where it has no module for them.
@@ -158,6 +159,7 @@ class Architecture:
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
     detector: ClassVar[HeadSpec | None] = None
+    pair_head: ClassVar[str | None] = None
     token_classifier: ClassVar[HeadSpec | None] = HeadSpec({"out": "classifier"})
     question_answerer: ClassVar[HeadSpec | None] = HeadSpec(
         {"out": "qa_outputs"}, dropout_after=False
@@ -313,6 +315,10 @@ class Architecture:
 
     def position_table(self, config: EncoderConfig) -> bool:
         return True
+
+    def task_types(self, config: EncoderConfig) -> int:
+        """The rows of the table of task types, of which every token has the first; 0: no table."""
+        return 0
 
     def embedding_projection(self, config: EncoderConfig) -> bool:
         """Whether a linear layer follows the embeddings."""

@@ -41,6 +41,7 @@ class Bert(Architecture):
         activation=None,
     )
     classifier = HeadSpec({"out": "classifier"}, pooler=True)
+    pair_head: ClassVar[str | None] = "cls.seq_relationship"
 
     def names(self, config) -> Names:
         layers = in_layers(config.num_layers, "encoder.layer.{i}", BERT_LAYER)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastenc.models.architectures.base import Names
-from fastenc.models.architectures.modernbert import FULL, LAYER_TYPES, SLIDING, check_layer_types
+from fastenc.models.architectures.modernbert import FULL, SLIDING, WIDEST
 from fastenc.models.architectures.qwen3 import Qwen3
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, check
@@ -38,8 +38,6 @@ class Gemma3(Qwen3):
     needed = {"use_bidirectional_attention": True}
     supported = {"attn_logit_softcapping": None}
     rules = Qwen3.rules | {
-        "layer_types": LAYER_TYPES,
-        "sliding_window": COUNT.or_none(),
         "sliding_window_pattern": COUNT,
         "_sliding_window_pattern": COUNT,
         "query_pre_attn_scalar": POSITIVE,
@@ -49,7 +47,6 @@ class Gemma3(Qwen3):
 
     def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
-        check_layer_types(values)
         check(values.get("rope_parameters") or {}, dict.fromkeys(THETA, TABLE), "config.json: ")
 
     def unwritten_values(self, config: Any) -> ConfigValues:
@@ -63,20 +60,21 @@ class Gemma3(Qwen3):
 
     def layer(self, config, number: int) -> LayerSpec:
         spec = super().layer(config, number)
-        side = (config.extra.get("sliding_window") or 4096) // 2
-        window = (side, side) if self._layer_type(config, number) == SLIDING else (-1, -1)
         scale = config.extra.get("query_pre_attn_scalar", 256) ** -0.5
         norm = replace(spec.out_norm, plus_one=True)
         return replace(
             spec,
-            attention=replace(spec.attention, scale=scale, window=window),
+            attention=replace(spec.attention, scale=scale),
             attention_norm=norm,
             out_norm=norm,
             own_norms=True,
         )
 
+    def window_side(self, values: ConfigValues) -> int:
+        return min((values.get("sliding_window") or 4096) // 2, WIDEST)
+
     def rotary(self, config, number: int) -> RotarySpec:
-        layer_type = self._layer_type(config, number)
+        layer_type = self.layer_type(config, number)
         old, default = THETA[layer_type]
         theta = config.extra.get(old, default)
         rope = _rope(config.extra, layer_type)
@@ -96,7 +94,7 @@ class Gemma3(Qwen3):
             }
         return names
 
-    def _layer_type(self, config, number: int) -> str:
+    def layer_type(self, config, number: int) -> str:
         types = config.extra.get("layer_types")
         if types:
             return types[number]

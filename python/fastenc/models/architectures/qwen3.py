@@ -9,7 +9,20 @@ from typing import ClassVar
 
 from fastenc.models.architectures.base import Architecture, HeadSpec, Names
 from fastenc.models.architectures.eurobert import EuroBert
-from fastenc.models.architectures.values import PROBABILITY, SWITCH, ConfigValues
+from fastenc.models.architectures.modernbert import (
+    FULL,
+    LAYER_TYPES,
+    SLIDING,
+    WIDEST,
+    check_layer_types,
+)
+from fastenc.models.architectures.values import (
+    AT_LEAST_0,
+    COUNT,
+    PROBABILITY,
+    SWITCH,
+    ConfigValues,
+)
 from fastenc.nn.layer_spec import LayerSpec
 
 
@@ -34,13 +47,25 @@ class Qwen3(EuroBert):
         "classifier_dropout": PROBABILITY.or_none(),
         "hidden_dropout": PROBABILITY.or_none(),
         "token_classification_bias": SWITCH,
+        "use_sliding_window": SWITCH,
+        "sliding_window": COUNT.or_none(),
+        "max_window_layers": AT_LEAST_0,
+        "layer_types": LAYER_TYPES,
     }
     # What transformers computes without the key is causal.
     needed: dict[str, object] = {"is_causal": False}
-    supported = {"use_sliding_window": False}
+
+    def check_values(self, values: ConfigValues) -> None:
+        super().check_values(values)
+        check_layer_types(values)
 
     def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
+        if SLIDING in (values.get("layer_types") or ()) and self.window_side(values) is None:
+            raise ValueError(
+                "config.json: sliding_window must be an integer if layer_types has 'sliding_attention', got none or "
+                "use_sliding_window false: correct one of them"
+            )
         for key, value in self.needed.items():
             if values.get(key) is not value:
                 raise ValueError(
@@ -60,8 +85,22 @@ class Qwen3(EuroBert):
         return next((p for p in given if p is not None), 0.1)
 
     def layer(self, config, number: int) -> LayerSpec:
-        spec = super().layer(config, number)
-        return replace(spec, attention=replace(spec.attention, head_norm_eps=config.eps))
+        spec, side = super().layer(config, number), self.window_side(config.extra)
+        if side is None or self.layer_type(config, number) == FULL:
+            side = -1
+        attention = replace(spec.attention, head_norm_eps=config.eps, window=(side, side))
+        return replace(spec, attention=attention)
+
+    def window_side(self, values: ConfigValues) -> int | None:
+        """The number of tokens on each side that a token sees in layers with a window; None: no layer has one."""
+        side = values.get("sliding_window", 4096) if values.get("use_sliding_window") else None
+        return None if side is None else min(side, WIDEST)
+
+    def layer_type(self, config, number: int) -> str:
+        types = config.extra.get("layer_types")
+        if types:
+            return types[number]
+        return FULL if number < config.extra.get("max_window_layers", 28) else SLIDING
 
     def names(self, config) -> Names:
         norms = {

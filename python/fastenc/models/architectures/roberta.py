@@ -30,6 +30,7 @@ class Roberta(Bert):
         activation="tanh",
         dropout_before=True,
     )
+    pair_head = None
 
 
 class XlmRoberta(Roberta):

@@ -1,0 +1,37 @@
+"""MegatronBERT: BERT in pre-norm, without a norm after the embeddings.
+
+Source: Shoeybi et al. 2019, arXiv:1909.08053."""
+
+from dataclasses import replace
+
+from fastenc.models.architectures.base import BERT_CONFIG, Names
+from fastenc.models.architectures.bert import Bert
+from fastenc.nn.layer_spec import LayerSpec
+
+
+class MegatronBert(Bert):
+    name = "megatron-bert"
+    class_prefix = "MegatronBert"
+    # The heads have the layers' dropout.
+    config_names = {
+        ours: theirs for ours, theirs in BERT_CONFIG.items() if ours != "classifier_dropout_p"
+    }
+
+    def layer(self, config, number: int) -> LayerSpec:
+        return replace(super().layer(config, number), pre_norm=True)
+
+    def first_norm(self, config) -> bool:
+        return True
+
+    def embedding_norm(self, config) -> None:
+        return None
+
+    def names(self, config) -> Names:
+        names = super().names(config)
+        del names["embeddings.norm"]
+        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
+        firsts = [f"encoder.layer.{i}.attention.ln" for i in range(config.num_layers)]
+        for i, out_norm in enumerate([*firsts[1:], "encoder.ln"]):
+            names[f"layers.{i}.attention_norm"] = f"encoder.layer.{i}.ln"
+            names[f"layers.{i}.out_norm"] = out_norm
+        return names | {"first_norm": firsts[0]}
