@@ -29,7 +29,7 @@ import torch
 
 from benchmarks._harness import NOT_INSTALLED, read_cases, write
 from benchmarks._squad import questions_and_paragraphs
-from fastenc import patch
+from fastenc import freeze, patch
 from fastenc.demo.checkpoint import minilm_folder
 
 BATCH = 32
@@ -194,8 +194,11 @@ def cross_encoder(prepare: Prepare, closing: ExitStack) -> Call:
     return lambda: model.predict(pairs, batch_size=BATCH)
 
 
-def rerank(prepare: Prepare, closing: ExitStack) -> Call:
-    """64 questions of SQuAD with the first sentences of their paragraphs: pairs of at most 256 tokens."""
+def rerank(prepare: Prepare, closing: ExitStack, frozen: bool = False) -> Call:
+    """64 questions of SQuAD with the first sentences of their paragraphs: pairs of at most 256 tokens.
+
+    frozen: the patched model is also frozen.
+    """
     from sentence_transformers import CrossEncoder
 
     torch.manual_seed(0)
@@ -206,6 +209,8 @@ def rerank(prepare: Prepare, closing: ExitStack) -> Call:
         if len(model.tokenizer(*pair)["input_ids"]) <= 256:
             pairs.append(pair)
     prepare(model)
+    if frozen and prepare is patch:
+        freeze(model.eval())
     return lambda: model.predict(pairs[:64], batch_size=BATCH)
 
 
@@ -338,6 +343,10 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Prepare, ExitStack], Call]]] =
     "SentenceTransformerTrainer": (("sentence-transformers",), train_sentences),
     "CrossEncoder.predict": (("sentence-transformers",), cross_encoder),
     "CrossEncoder.predict, SQuAD": (("sentence-transformers",), rerank),
+    "CrossEncoder.predict, SQuAD, frozen": (
+        ("sentence-transformers",),
+        partial(rerank, frozen=True),
+    ),
     "SparseEncoder.encode": (("sentence-transformers",), sparse_encoder),
     "SetFit, predict_proba": (("setfit",), setfit),
     "GLiNER, inference": (("gliner",), gliner),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fastenc.ops import dispatch
 from fastenc.ops.gemm import linear
 from fastenc.reference.dropout import dropout_scales
 
@@ -61,7 +62,9 @@ def folded_attention(
         shifts = None if key_bias is None else (queries * key_bias.view(heads)).sum(2)
         streams, sums, totals = torch.arange(num_heads), [], []
         indices = torch.arange(len(rows)).split(list(counts))
-        for of_sequence, chosen in zip(states.split(list(lengths)), indices, strict=True):
+        # The gradient of a split is a copy.
+        parts = (states,) if len(lengths) == 1 else states.split(list(lengths))
+        for of_sequence, chosen in zip(parts, indices, strict=True):
             if not len(chosen):
                 continue
             scores = linear(folded[chosen].flatten(0, 1), of_sequence)
@@ -81,8 +84,30 @@ def folded_attention(
 
 
 def _products_of_heads(x: Tensor, weights: Tensor) -> Tensor:
-    """x (rows, heads, inner) and weights (heads, outer, inner) → (rows, heads, outer).
+    """x (rows, heads, inner) and weights (heads, outer, inner) → (rows, heads, outer)."""
+    return _ProductsOfHeads.apply(x, weights)
 
-    A batched product of PyTorch's would round as the number of rows decides.
-    """
-    return torch.stack([linear(rows, w) for rows, w in zip(x.unbind(1), weights, strict=True)], 1)
+
+class _ProductsOfHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        # A batched product of PyTorch's would round as the number of rows decides. Gradients are sums over rows anyway.
+        products = [linear(rows, w) for rows, w in zip(x.unbind(1), weights, strict=True)]
+        return torch.stack(products, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weights = ctx.saved_tensors
+        needs_x, needs_weights = ctx.needs_input_grad
+        x, dy = x.transpose(0, 1), dy.transpose(0, 1)
+        dx = dweights = None
+        with dispatch.no_autocast(dy):
+            if needs_x:
+                dx = torch.bmm(dy, weights).transpose(0, 1)
+            if needs_weights and weights.is_contiguous():
+                dweights = torch.bmm(dy.mT, x)
+            elif needs_weights:  # transposed, and so is its gradient
+                dweights = torch.bmm(x.mT, dy).mT
+        return dx, dweights

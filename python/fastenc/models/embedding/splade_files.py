@@ -91,6 +91,7 @@ def write_splade(folder: Path, settings: SpladeSettings, vocabulary: int, positi
         "activation_function": settings.activation,
         "word_embedding_dimension": vocabulary,
     }
+    # The name that every version reads. Its successor, Transformer, takes a masked-LM model since 5.4 only.
     modules = [("", "MLMTransformer"), (f"1_{POOLING}", POOLING)]
     for name, values in {
         f"1_{POOLING}/config.json": pooling,
