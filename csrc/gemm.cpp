@@ -10,6 +10,7 @@ namespace {
 // Rows of a task. With fewer, packing a panel of B would cost much beside its products; with more, A's rows would leave
 // the second-level cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
+constexpr int64_t kLeastCopiedColumns = 256;  // of a task that copies its rows
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
@@ -21,18 +22,32 @@ int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
   return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
 }
 
+// A grid of tasks over C's rows and its panels of kGemmColumns columns.
+struct Grid {
+  int64_t row_blocks, column_blocks;
+};
+
+// Few, wide tasks where rows are copied, because each task copies them; else a panel a task.
+Grid grid_of(const Gemm& m, int64_t panels) {
+  if (!copies_rows(isa() == Isa::avx2 ? 32 : 0, m.rows)) return {number_of_row_blocks(m.rows, panels), panels};
+  const int64_t row_blocks = (m.rows + kCopiedRows - 1) / kCopiedRows, threads = torch::stable::get_num_threads();
+  const int64_t most = std::max<int64_t>(1, m.columns / kLeastCopiedColumns);
+  return {row_blocks, threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + row_blocks - 1) / row_blocks, 1, most)};
+}
+
 }  // namespace
 
 void parallel_gemm(const Gemm& m) {
   if (!m.rows || !m.columns) return;
   const int64_t panels = (m.columns + kGemmColumns - 1) / kGemmColumns;
-  const int64_t blocks = number_of_row_blocks(m.rows, panels);
-  torch::stable::parallel_for(0, panels * blocks, 1, [&](int64_t begin, int64_t end) {
+  const auto [row_blocks, column_blocks] = grid_of(m, panels);
+  torch::stable::parallel_for(0, row_blocks * column_blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t block = task / panels, left = task % panels * kGemmColumns;
+      const int64_t row = task / column_blocks, column = task % column_blocks;
       FASTENC_CALL(
-          gemm_block, m, m.rows * block / blocks, m.rows * (block + 1) / blocks, left,
-          std::min(left + kGemmColumns, m.columns));
+          gemm_block, m, m.rows * row / row_blocks, m.rows * (row + 1) / row_blocks,
+          panels * column / column_blocks * kGemmColumns,
+          std::min(panels * (column + 1) / column_blocks * kGemmColumns, m.columns));
     }
   });
 }

@@ -34,6 +34,10 @@ struct GemmFewRows {
 };
 
 constexpr int64_t kGemmColumns = 64;  // columns of a task: a multiple of every instruction set's panel width
+constexpr int64_t kCopiedRows = 192;  // rows that are copied at once; a pass over them stays in the second-level cache
+
+// Whether a product copies its rows first. Only measured, and done, with AVX2's vectors of 32 bytes.
+constexpr bool copies_rows(int vector_bytes, int64_t rows) { return vector_bytes == 32 && rows > 128; }
 
 FASTENC_FOR_EACH_ISA(
     // Rows [first, last) of columns [left, right).

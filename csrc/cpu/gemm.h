@@ -1,6 +1,5 @@
-// A panel of B, kDepth x kPanel, is packed into the first-level cache and multiplied by every row of the task. C
-// accumulates the sums of kDepth terms in order, so that an element does not depend on the division into columns and
-// threads.
+// A panel of B, kDepth x kPanel, lies in the first-level cache and is multiplied by every row of the task. C accumulates
+// the sums of kDepth terms in order, so that an element does not depend on the division into columns and threads.
 
 constexpr int64_t kEdgeRows = 48;  // rows of the buffer that replaces C where its columns end inside a vector
 
@@ -25,54 +24,108 @@ static void pack_panel(const Gemm& m, int64_t first_k, int64_t depth, int64_t le
   }
 }
 
-// C's rows [first, last) += or = A's times the panel.
+// C (rows x columns) = or += A's rows times the panel, or = bias + them. Element (row, k) of A is at a[row * lda + k], or
+// transposed at a[k * lda + row].
 template <bool kTransposed>
 static void multiply_by_panel(
-    const Gemm& m, int64_t first_k, int64_t depth, const float* panel, int64_t first, int64_t last, int64_t left,
-    int64_t columns, bool add) {
-  // What to prefetch. A packed weight's next panel follows this one. A panel that was packed here has no next one yet.
-  // Its first product may find C outside the cache and prefetches it (null), unless the bias was just written there.
-  const float* ahead = m.packed_b ? panel + depth * kPanel : first_k || m.bias ? panel : nullptr;
-  const int64_t lda = kTransposed ? m.a_depth : m.a_row;
-  const float* a = m.a + first * m.a_row + first_k * m.a_depth;
-  float* c = m.c + first * m.columns + left;
+    const float* a, int64_t lda, const float* panel, float* c, int64_t ldc, int64_t rows, int64_t columns,
+    int64_t depth, bool add, const float* ahead, const float* bias) {
   if (columns % kLanes == 0) {
-    multiply_panel<kTransposed>(a, lda, panel, kPanel, c, m.columns, last - first, columns, depth, add, ahead);
+    multiply_panel<kTransposed>(a, lda, panel, kPanel, c, ldc, rows, columns, depth, add, ahead, bias);
     return;
   }
   alignas(64) float edge[kEdgeRows * kPanel];
   const int64_t padded = (columns + kLanes - 1) / kLanes * kLanes;
-  for (int64_t row = 0; row < last - first; row += kEdgeRows) {
-    const int64_t left_over = last - first - row, rows = left_over < kEdgeRows ? left_over : kEdgeRows;
-    for (int64_t r = 0; add && r < rows; ++r)
-      __builtin_memcpy(edge + r * kPanel, c + (row + r) * m.columns, columns * sizeof(float));
-    multiply_panel<kTransposed>(a + row * m.a_row, lda, panel, kPanel, edge, kPanel, rows, padded, depth, add, ahead);
-    for (int64_t r = 0; r < rows; ++r)
-      __builtin_memcpy(c + (row + r) * m.columns, edge + r * kPanel, columns * sizeof(float));
+  for (int64_t row = 0; row < rows; row += kEdgeRows) {
+    const int64_t left_over = rows - row, count = left_over < kEdgeRows ? left_over : kEdgeRows;
+    for (int64_t r = 0; (add || bias) && r < count; ++r)
+      __builtin_memcpy(edge + r * kPanel, bias ? bias : c + (row + r) * ldc, columns * sizeof(float));
+    multiply_panel<kTransposed>(
+        a + row * (kTransposed ? 1 : lda), lda, panel, kPanel, edge, kPanel, count, padded, depth, add || bias, ahead);
+    for (int64_t r = 0; r < count; ++r)
+      __builtin_memcpy(c + (row + r) * ldc, edge + r * kPanel, columns * sizeof(float));
+  }
+}
+
+// Panel of B from its row first_k on, `depth` rows: the packed weight's, or packed into `buffer`.
+FASTENC_INLINE const float* panel_of_b(
+    const Gemm& m, int64_t first_k, int64_t depth, int64_t left, int64_t columns, float* buffer) {
+  if (m.packed_b) return panel_at(m.packed_b, m.depth, first_k, left);
+  m.b_bf16 ? pack_panel<bfloat16>(m, first_k, depth, left, columns, buffer)
+           : pack_panel<float>(m, first_k, depth, left, columns, buffer);
+  return buffer;
+}
+
+// copied[row][k] = A[first + row][first_k + k].
+static void copy_rows(const Gemm& m, int64_t first, int64_t rows, int64_t first_k, int64_t depth, float* copied) {
+  const float* a = m.a + first * m.a_row + first_k * m.a_depth;
+  if (m.a_depth == 1) {
+    for (int64_t row = 0; row < rows; ++row)
+      __builtin_memcpy(copied + row * kDepth, a + row * m.a_row, depth * sizeof(float));
+    return;
+  }
+  for (int64_t k = 0; k < depth; k += kLanes)
+    for (int64_t row = 0; row < rows; row += kLanes) {
+      const int count = rows - row < kLanes ? (int)(rows - row) : kLanes;
+      Vec block[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) block[i] = k + i < depth ? load_n(a + (k + i) * m.a_depth + row, count) : Vec{};
+      transpose(block);
+      for (int i = 0; i < count; ++i) store(copied + (row + i) * kDepth + k, block[i]);
+    }
+}
+
+// Many rows: kDepth of each are copied side by side, and all columns multiply them. In place, rows that lie far apart
+// share sets of the caches, and each panel of B would read a page a row.
+static void multiply_copied_rows(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_t right) {
+  alignas(64) float copied[kCopiedRows * kDepth], packed[kDepth * kPanel];
+  for (int64_t row = first, rows; row < last; row += rows) {
+    rows = last - row < kCopiedRows ? last - row : kCopiedRows;
+    for (int64_t k = 0; k < m.depth; k += kDepth) {
+      const int64_t depth = m.depth - k < kDepth ? m.depth - k : kDepth;
+      copy_rows(m, row, rows, k, depth, copied);
+      for (int64_t j = left; j < right; j += kPanel) {
+        const int64_t columns = panel_width(right - j);
+        const float* panel = panel_of_b(m, k, depth, j, columns, packed);
+        // A packed weight's next panel is prefetched; one that is packed here does not exist yet.
+        const bool has_next = m.packed_b && j + columns < right;
+        multiply_by_panel<false>(
+            copied, kDepth, panel, m.c + row * m.columns + j, m.columns, rows, columns, depth, m.add || k,
+            has_next ? panel_at(m.packed_b, m.depth, k, j + columns) : nullptr, m.bias && !k ? m.bias + j : nullptr);
+      }
+    }
+  }
+}
+
+// Few rows for each panel: a packed weight's panels are read one after the other, and each prefetches the next.
+static void multiply_rows_in_place(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_t right) {
+  alignas(64) float packed[kDepth * kPanel];
+  const float* a = m.a + first * m.a_row;
+  for (int64_t j = left; j < right; j += kPanel) {
+    const int64_t columns = panel_width(right - j);
+    float* c = m.c + first * m.columns + j;
+    if (m.bias) fill_with_bias(m.bias + j, columns, c, m.columns, last - first);
+    for (int64_t k = 0; k < m.depth; k += kDepth) {
+      const int64_t depth = m.depth - k < kDepth ? m.depth - k : kDepth;
+      const float* panel = panel_of_b(m, k, depth, j, columns, packed);
+      // What to prefetch. A packed weight's next panel follows this one. A panel that was packed here has no next one
+      // yet. Its first product may find C outside the cache and prefetches it (null), unless the bias was just written
+      // there.
+      const float* ahead = m.packed_b ? panel + depth * kPanel : k || m.bias ? panel : nullptr;
+      const bool add = m.add || m.bias || k;
+      if (m.a_depth == 1)
+        multiply_by_panel<false>(
+            a + k, m.a_row, panel, c, m.columns, last - first, columns, depth, add, ahead, nullptr);
+      else
+        multiply_by_panel<true>(
+            a + k * m.a_depth, m.a_depth, panel, c, m.columns, last - first, columns, depth, add, ahead, nullptr);
+    }
   }
 }
 
 void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_t right) {
-  alignas(64) float packed[kDepth * kPanel];
-  const float* panel = packed;
-  for (int64_t j = left; j < right; j += kPanel) {
-    const int64_t columns = panel_width(right - j);
-    if (m.bias) fill_with_bias(m.bias + j, columns, m.c + first * m.columns + j, m.columns, last - first);
-    for (int64_t k = 0; k < m.depth; k += kDepth) {
-      const int64_t depth = m.depth - k < kDepth ? m.depth - k : kDepth;
-      const bool add = m.add || m.bias || k;
-      if (m.packed_b)
-        panel = panel_at(m.packed_b, m.depth, k, j);
-      else if (m.b_bf16)
-        pack_panel<bfloat16>(m, k, depth, j, columns, packed);
-      else
-        pack_panel<float>(m, k, depth, j, columns, packed);
-      if (m.a_depth == 1)
-        multiply_by_panel<false>(m, k, depth, panel, first, last, j, columns, add);
-      else
-        multiply_by_panel<true>(m, k, depth, panel, first, last, j, columns, add);
-    }
-  }
+  copies_rows(FASTENC_VECTOR_BYTES, m.rows) ? multiply_copied_rows(m, first, last, left, right)
+                                            : multiply_rows_in_place(m, first, last, left, right);
 }
 
 // For few rows each weight is used only a few times, so packing it would not pay.

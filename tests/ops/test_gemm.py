@@ -33,7 +33,7 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 384, 17), (130, 64, 257)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 384, 17), (130, 64, 257), (195, 150, 17)])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("extra", ["nothing", "bias", "added"])
 def test_products(shape, transposed, extra):
