@@ -15,10 +15,10 @@ from tests.helpers.processes import python
 @pytest.mark.parametrize(
     "subjects, trials, seed",
     [
-        (("valid", "broken"), 10, 11),
-        (("batches", "checkpoints", "configs", "families"), 12, 5),
+        (("valid", "broken"), 6, 11),
+        (("batches", "checkpoints", "configs", "families"), 6, 5),
         (("encoder-decoders",), 2, 6),
-        (("layouts", "rope", "surgery", "weights"), 8, 3),
+        (("layouts", "rope", "surgery", "weights"), 5, 3),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )

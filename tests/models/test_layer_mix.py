@@ -280,7 +280,7 @@ def data(tmp_path):
 def test_every_task_trains_evaluates_and_predicts_with_a_mix(base, data, task, file, options):
     out = data / "out"
     command = ("finetune", base, data / file, "--task", task, "-o", out, "--layers", "mix")
-    said = run(*command, *options, "--epochs", 20, "--metric", "loss", "--dev", data / file)
+    said = run(*command, *options, "--epochs", 8, "--metric", "loss", "--dev", data / file)
     assert "mix of layers: embeddings 0." in said and "layer 2 0." in said and "gamma" in said
     assert "| layers | mix |" in (out / "README.md").read_text()
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
