@@ -1,6 +1,7 @@
 """MegatronBERT: BERT in pre-norm, without a norm after the embeddings.
 
-Source: Shoeybi et al. 2019, arXiv:1909.08053."""
+Source: Shoeybi et al. 2019, arXiv:1909.08053.
+"""
 
 from dataclasses import replace
 
