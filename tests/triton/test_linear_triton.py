@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastenc.kernels import batch_invariance, launch
-from fastenc.kernels.attention import config
 
 pytest.importorskip("triton")
+
+from fastenc.kernels.attention import config
 
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
