@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 def precision(itemsize: int) -> str:
-    """Of products that round as the dtype does. TF32 keeps 11 bits of a factor; three products keep all of float32."""
+    """What tl.dot takes to round as the dtype does. TF32 keeps 11 bits of a factor; three products keep all 24."""
     return "tf32x3" if itemsize == 4 else "ieee"
 
 

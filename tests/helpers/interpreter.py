@@ -10,7 +10,7 @@ from triton.runtime import interpreter
 
 @cache
 def spare_work() -> None:
-    """Half of the time that this library's kernels take in the interpreter."""
+    """Halve the time of this library's kernels in the interpreter."""
     replace_language_once_a_launch()
     # Sums of integers are computed once more in 64 bits for an assertion that the interpreter does not make.
     interpreter.interpreter_builder.options = replace(

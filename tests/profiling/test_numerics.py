@@ -13,7 +13,7 @@ from fastenc.testing import (
     ops_without_case,
 )
 
-# Smaller than the command's in what only adds products: the width of the inner layer, and the vocabulary.
+# The command's sizes with a narrower inner layer and a smaller vocabulary, which only make products longer.
 SIZE = Size((5, 64, 33, 128), width=384, inner=640, heads=12, head_dim=64, vocabulary=2000)
 
 

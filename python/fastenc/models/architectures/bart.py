@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import Architecture, Names, in_layers
+from fastenc.models.architectures.base import Architecture, Names, first_norms, in_layers
 from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH, ConfigValues
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
@@ -155,16 +155,13 @@ class MBart(Bart):
         return True
 
     def names(self, config) -> Names:
-        names, last = super().names(config), config.num_layers - 1
-        for i in range(config.num_layers):
-            path = f"layers.{i}"
-            # The first norm of a sublayer or layer is described as the last norm of the preceding one
-            # (nn/layer_spec.py).
-            names[f"{path}.attention_norm"] = f"{path}.final_layer_norm"
-            if config.is_decoder:
-                names[f"{path}.attention_norm"] = f"{path}.encoder_attn_layer_norm"
-                names[f"{path}.cross.norm"] = f"{path}.final_layer_norm"
-            names[f"{path}.out_norm"] = (
-                "layer_norm" if i == last else f"layers.{i + 1}.self_attn_layer_norm"
-            )
-        return names | {"first_norm": "layers.0.self_attn_layer_norm"}
+        # The first norm of a sublayer is described as the last norm of the preceding one (nn/layer_spec.py).
+        norms: Names = {"attention_norm": "final_layer_norm"}
+        if config.is_decoder:
+            norms = {"attention_norm": "encoder_attn_layer_norm", "cross.norm": "final_layer_norm"}
+        count, path = config.num_layers, "layers.{i}"
+        return (
+            super().names(config)
+            | in_layers(count, path, norms)
+            | first_norms(count, f"{path}.self_attn_layer_norm", "layer_norm")
+        )

@@ -562,3 +562,14 @@ def in_layers(count: int, path: str, names: Names) -> Names:
                 fill(theirs) if isinstance(theirs, str) else tuple(map(fill, theirs))
             )
     return table
+
+
+def first_norms(count: int, path: str, last: str) -> Names:
+    """The entries of :meth:`Architecture.names` for pre-norm layers' first norms and the norm after the last.
+
+    A layer's first norm is described as the last norm of the preceding layer (nn/layer_spec.py). ``path`` has {i} for
+    the layer's number.
+    """
+    paths = [path.format(i=i) for i in range(count)]
+    names = {f"layers.{i}.out_norm": name for i, name in enumerate([*paths[1:], last])}
+    return {"first_norm": paths[0], **names}

@@ -16,6 +16,7 @@ from fastenc.models.architectures.base import (
     HeadSpec,
     Names,
     dropouts_in_layers,
+    first_norms,
     in_layers,
 )
 from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
@@ -118,17 +119,12 @@ class Esm(Roberta):
     def names(self, config) -> Names:
         count, path = config.num_layers, "encoder.layer.{i}"
         layer = BERT_LAYER | {"attention_norm": "LayerNorm"}
-        names = in_layers(count, path, layer)
-        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
-        for i in range(count - 1):
-            names[f"layers.{i}.out_norm"] = f"encoder.layer.{i + 1}.attention.LayerNorm"
         return {
             "embeddings.word": "embeddings.word_embeddings",
             "embeddings.position": "embeddings.position_embeddings",
             "embeddings.norm": "embeddings.layer_norm",
-            "first_norm": "encoder.layer.0.attention.LayerNorm",
-            **names,
-            f"layers.{count - 1}.out_norm": "encoder.emb_layer_norm_after",
+            **in_layers(count, path, layer),
+            **first_norms(count, f"{path}.attention.LayerNorm", "encoder.emb_layer_norm_after"),
             "kept.contact_head": "contact_head.regression",
             "pooler": "pooler.dense",
         }

@@ -12,6 +12,7 @@ from fastenc.models.architectures.base import (
     Biases,
     HeadSpec,
     Names,
+    first_norms,
     in_layers,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
@@ -154,15 +155,10 @@ class EuroBert(Architecture):
             "up": ("mlp.gate_proj", "mlp.up_proj"),
             "down": "mlp.down_proj",
         }
-        names = in_layers(config.num_layers, "layers.{i}", layer)
-        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
-        for i in range(config.num_layers - 1):
-            names[f"layers.{i}.out_norm"] = f"layers.{i + 1}.input_layernorm"
         return {
             "embeddings.word": "embed_tokens",
-            "first_norm": "layers.0.input_layernorm",
-            **names,
-            f"layers.{config.num_layers - 1}.out_norm": "norm",
+            **in_layers(config.num_layers, "layers.{i}", layer),
+            **first_norms(config.num_layers, "layers.{i}.input_layernorm", "norm"),
         }
 
 

@@ -5,7 +5,7 @@ Source: Shoeybi et al. 2019, arXiv:1909.08053.
 
 from dataclasses import replace
 
-from fastenc.models.architectures.base import BERT_CONFIG, Names
+from fastenc.models.architectures.base import BERT_CONFIG, Names, first_norms, in_layers
 from fastenc.models.architectures.bert import Bert
 from fastenc.nn.layer_spec import LayerSpec
 
@@ -30,9 +30,9 @@ class MegatronBert(Bert):
     def names(self, config) -> Names:
         names = super().names(config)
         del names["embeddings.norm"]
-        # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
-        firsts = [f"encoder.layer.{i}.attention.ln" for i in range(config.num_layers)]
-        for i, out_norm in enumerate([*firsts[1:], "encoder.ln"]):
-            names[f"layers.{i}.attention_norm"] = f"encoder.layer.{i}.ln"
-            names[f"layers.{i}.out_norm"] = out_norm
-        return names | {"first_norm": firsts[0]}
+        norms = in_layers(config.num_layers, "encoder.layer.{i}", {"attention_norm": "ln"})
+        return (
+            names
+            | norms
+            | first_norms(config.num_layers, "encoder.layer.{i}.attention.ln", "encoder.ln")
+        )

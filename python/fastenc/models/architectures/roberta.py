@@ -5,7 +5,7 @@ A sequence's first token takes the row of the position table after the padding t
 
 from dataclasses import replace
 
-from fastenc.models.architectures.base import HeadSpec, Names
+from fastenc.models.architectures.base import HeadSpec, Names, first_norms, in_layers
 from fastenc.models.architectures.bert import Bert
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
@@ -62,13 +62,10 @@ class XlmRobertaXL(Roberta):
     def names(self, config) -> Names:
         names = super().names(config)
         del names["embeddings.norm"]
-        for i in range(config.num_layers):
-            path = f"encoder.layer.{i}"
-            names[f"layers.{i}.attention_norm"] = f"{path}.LayerNorm"
-            # The first norm of a layer is described as the last norm of the preceding layer (nn/layer_spec.py).
-            names[f"layers.{i}.out_norm"] = f"encoder.layer.{i + 1}.attention.self_attn_layer_norm"
-        names[f"layers.{config.num_layers - 1}.out_norm"] = "encoder.LayerNorm"
-        return names | {"first_norm": "encoder.layer.0.attention.self_attn_layer_norm"}
+        path = "encoder.layer.{i}"
+        norms = in_layers(config.num_layers, path, {"attention_norm": "LayerNorm"})
+        first = f"{path}.attention.self_attn_layer_norm"
+        return names | norms | first_norms(config.num_layers, first, "encoder.LayerNorm")
 
     def dropout_names(self, config) -> dict[str, str]:
         names = super().dropout_names(config)
