@@ -86,7 +86,7 @@ def library(cpp, cuda):
 
 def module(pybind11):
     """What is not an op, for one Python version; linked with the library that lies beside it."""
-    common, cxx, link = flags()
+    common, cxx, link = flags(pybind11)
     origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     return Extension(
         "fastenc._C",

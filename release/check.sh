@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the files in dist/: the tag's symbols, size, symbols stripped, no library of others inside, no path of
-# the build in errors, metadata.
+# Checks the files in dist/: version, metadata, size, no library of others inside; for Linux also the tag's symbols, symbols
+# stripped, no path of the build in errors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -13,19 +13,28 @@ fail() {
   exit 1
 }
 
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+grep -qx "## $version" CHANGELOG.md || fail "CHANGELOG.md has no heading '## $version': name what is in that version"
+[[ ${GITHUB_REF_TYPE:-} != tag || $GITHUB_REF_NAME == "v$version" ]] ||
+  fail "the tag of version $version is v$version, got $GITHUB_REF_NAME"
+
 "$WORK/venv/bin/twine" check --strict dist/*.whl dist/*.tar.gz
 compiled=0
 for wheel in dist/*.whl; do
   name=$(basename "$wheel" .whl)
   "$PYTHON" -m zipfile -e "$wheel" "$WORK/$name"
   (($(stat -c %s "$wheel") <= 10 * 1024 * 1024)) || fail "$name: a wheel has at most 10 MiB, got $(stat -c %s "$wheel") bytes"
-  libraries=$(cd "$WORK/$name" && find . -name '*.so*' | sort | tr '\n' ' ')
+  libraries=$(cd "$WORK/$name" && find . -name '*.so*' -o -name '*.dylib*' | sort | tr '\n' ' ')
   if [[ $name == *-none-any ]]; then
     [[ -z $libraries ]] || fail "$name: a wheel for every platform holds no compiled code, got $libraries"
     continue
   fi
   compiled=$((compiled + 1))
-  [[ $libraries =~ ^"./fastenc/_C."[^\ ]+" ./fastenc/libfastenc.so "$ ]] || fail "$name: expected the library and one module, got $libraries"
+  ending=so
+  [[ $name != *-macosx_* ]] || ending=dylib
+  [[ $libraries =~ ^"./fastenc/_C."[^\ ]+" ./fastenc/libfastenc.$ending "$ ]] || fail "$name: expected the library and one module, got $libraries"
+  echo "$name: $(stat -c %s "$wheel") bytes, $libraries"
+  [[ $ending == so ]] || continue # what follows has been tried with ELF files alone
   for library in $libraries; do
     file=$WORK/$name/$library
     needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | tr '\n' ' ')
@@ -45,6 +54,5 @@ for wheel in dist/*.whl; do
   oldest=$(tr '\n' ' ' <"$WORK/$name.txt" | sed -n 's/.*constrains the platform tag to *"\(manylinux_2_[0-9]*\)_.*/\1/p')
   [[ -n $oldest && $(printf '%s\n' "$oldest" "$allowed" | sort -V | tail -1) == "$allowed" ]] ||
     fail "$name: its symbols do not fit its tag: $(cat "$WORK/$name.txt")"
-  echo "$name: $(stat -c %s "$wheel") bytes, $libraries"
 done
 ((compiled)) || fail "dist/ has no wheel with compiled code"

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -319,6 +320,16 @@ def test_help_does_not_import_torch():
         command = [sys.executable, "-c", code.format(arguments=arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and shown in done.stdout, done.stderr
+
+
+def test_a_reader_that_leaves_ends_the_command(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as exit_:
+            main(["--help"])
+    assert exit_.value.code == 141 and not capsys.readouterr().err
 
 
 def test_unknown_commands_and_options_are_one_line(capsys):

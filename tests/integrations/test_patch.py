@@ -437,7 +437,7 @@ def test_sentence_transformers_model():
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
 @pytest.mark.parametrize("family", ["bert", "mpnet"])
 def test_hidden_states_of_some_layers(family, task, asked, configured):
-    """States that were not asked for are None, where transformers returns such a tuple; MPNet returns all states."""
+    """States that were not asked for are None, where transformers does so: since 5.23, and never for MPNet."""
     theirs = model(family, task, output_hidden_states=configured)
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
     real = batch["attention_mask"].bool()

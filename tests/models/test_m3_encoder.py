@@ -8,6 +8,7 @@ from transformers import AutoModel
 import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, M3Encoder, max_sim
+from fastenc.models.embedding.sentence_files import SentenceSettings
 
 # A word that comes twice has one weight, and a word of another script is unknown.
 TEXTS = ["two dogs and two men play", "rain", "шахматы in the rain", "men play chess in the rain"]
@@ -16,7 +17,8 @@ WIDTH, TOKENS = 32, 24
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small XLM-RoBERTa with heads in the files of the published checkpoint."""
+    """A small XLM-RoBERTa in the files of the published checkpoint: sentence-transformers', and the heads in half
+    precision, each an OrderedDict that FlagEmbedding wrote by torch.save."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("m3")
     config = EncoderConfig(
@@ -37,9 +39,12 @@ def folder(tmp_path_factory):
     encoder.tokenizer = train_tokenizer(
         [each for each in TEXTS if each.isascii()], model_type="unigram", vocab_size=97
     )
+    encoder.sentence = SentenceSettings(pooling="cls", normalize=True)
     encoder.save_pretrained(folder)
     for name, outputs in (("sparse_linear", 1), ("colbert_linear", TOKENS)):
-        torch.save(torch.nn.Linear(WIDTH, outputs).state_dict(), folder / f"{name}.pt")
+        state = torch.nn.Linear(WIDTH, outputs).half().state_dict()
+        state = type(state)({name: value.clone().cpu() for name, value in state.items()})
+        torch.save(state, folder / f"{name}.pt")
     return folder
 
 
@@ -48,15 +53,15 @@ def by_the_formulas(folder):
     tokenizer = Encoder.from_pretrained(folder).tokenizer
     model = AutoModel.from_pretrained(folder).eval()
     heads = [
-        torch.load(folder / f"{name}.pt", weights_only=True)
+        [each.float() for each in torch.load(folder / f"{name}.pt", weights_only=True).values()]
         for name in ("sparse_linear", "colbert_linear")
     ]
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     padded = torch.nn.utils.rnn.pad_sequence(map(torch.tensor, ids), True, padding_value=1)
     with torch.no_grad():
         states = model(input_ids=padded, attention_mask=(padded != 1).long()).last_hidden_state
-        weights = F.linear(states, *heads[0].values()).relu()
-        vectors = F.normalize(F.linear(states[:, 1:], *heads[1].values()), dim=-1)
+        weights = F.linear(states, *heads[0]).relu()
+        vectors = F.normalize(F.linear(states[:, 1:], *heads[1]), dim=-1)
     unused = {tokenizer.token_to_id(name) for name in ("<s>", "</s>", "<pad>", "<unk>")}
     sparse = []
     for row, tokens in zip(weights[..., 0].tolist(), ids, strict=True):
@@ -84,6 +89,8 @@ def test_representations_are_those_of_the_formulas(folder, tmp_path):
             assert [*row.values()] == sorted(row.values(), reverse=True)
         for row, expected in zip(found.multi_vectors, multi_vectors, strict=True):
             torch.testing.assert_close(row, expected, rtol=0, atol=1e-5)
+    vectors = Encoder.from_pretrained(folder).encode(TEXTS)
+    torch.testing.assert_close(vectors, dense, rtol=0, atol=1e-5)
     one = model.encode(TEXTS[2], multi_vectors=False)
     torch.testing.assert_close(one.dense, dense[2], rtol=0, atol=1e-5)
     assert one.sparse.keys() == found.sparse[2].keys() and one.multi_vectors is None

@@ -16,7 +16,7 @@ from fastenc.packing import pack_sequences
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
 from tests.helpers.extension import needs_cpp
-from tests.helpers.layers import KINDS, Layer, exact_gradients, gradients, widened
+from tests.helpers.layers import INNER, KINDS, Layer, exact_gradients, gradients, widened
 from tests.helpers.products import widening_products_on_cpu
 
 pytestmark = needs_cpp
@@ -100,18 +100,23 @@ def test_any_subset_of_weights_may_be_frozen(variant, trained):
     assert_equal_within_rounding(ours, theirs, whole=whole)
 
 
-def kept(function) -> int:
-    """Number of activation elements that a forward saves for its backward."""
-    sizes = {}
+def kept_shapes(function) -> list[torch.Size]:
+    """The shapes of the tensors that a forward saves for its backward."""
+    shapes = {}
 
     def pack(tensor):
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        shapes[tensor.untyped_storage().data_ptr()] = tensor.shape
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = function()
     del result
-    return sum(sizes.values())
+    return [*shapes.values()]
+
+
+def kept(function) -> int:
+    """Number of activation elements that a forward saves for its backward."""
+    return sum(shape.numel() for shape in kept_shapes(function))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,14 @@ def test_no_more_is_kept_than_by_single_ops(trained):
     assert ours <= theirs
     if not trained:
         assert ours == 0
+
+
+@EVERY_VARIANT
+def test_the_result_of_the_activation_is_computed_again(variant):
+    layer = Layer(KINDS[variant], (60,))
+    shapes = kept_shapes(lambda: layer.run(run_fused_sublayers, DROPOUT))
+    # Without a gate its input has the same shape, with a gate twice the width.
+    assert shapes.count((60, INNER)) == (not KINDS[variant].spec.feed_forward.gated)
 
 
 def test_double_backward_is_an_error():

@@ -1,5 +1,6 @@
 """The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
+import os
 import signal
 import sys
 import warnings
@@ -31,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with running(given):
             run(given)
+        sys.stdout.flush()
+    except BrokenPipeError as error:  # nothing reads stdout any more, as after `| head`
+        with open(os.devnull, "w") as nowhere:  # Python flushes once more when it exits
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise SystemExit(128 + 13) from error  # as of a program that the signal SIGPIPE ends
     except (ValueError, ImportError, OSError, FloatingPointError) as error:
         print("fastenc:", " ".join(_message(error).split()), file=sys.stderr)
         raise SystemExit(2) from error

@@ -241,7 +241,8 @@ def wanted_states(
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
         return None
-    if asked is True or _takes_flag(type(model).forward, "output_hidden_states"):
+    is_flag = _takes_flag(type(model).forward, "output_hidden_states") or not _numbers_select()
+    if asked is True or is_flag:
         return frozenset(range(count))
     numbers = [asked] if isinstance(asked, int) else list(asked)
     return frozenset(number % count for number in numbers if -count <= number < count)
@@ -260,9 +261,17 @@ def _takes_flag(forward: Callable, name: str) -> bool:
     """Whether a forward has the switch as a parameter, as only MPNet's has.
 
     Then None means the configuration's value, and any other value is a flag. In other forwards a decorator handles the
-    switch: None means off, and for hidden states numbers select some of them.
+    switch: None means off, and for hidden states numbers may select some of them.
     """
     return name in inspect.signature(forward).parameters
+
+
+@cache
+def _numbers_select() -> bool:
+    """Whether this transformers returns the hidden states of the given numbers alone, as since 5.23, or all of them."""
+    from transformers.utils import output_capturing
+
+    return hasattr(output_capturing, "selected_hidden_states")
 
 
 def inputs_of(arguments: dict) -> Any:

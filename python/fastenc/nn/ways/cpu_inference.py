@@ -90,7 +90,7 @@ def project(
 # The features of a call that these ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads"}
+    | {"key_heads", "rotates_neighbours"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -191,7 +191,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         # A sequence without global tokens rounds as beside one that has some.
         or (a.global_attention and _reads_pairs(w))
     )
-    in_one_op = not (a.position_terms or a.interleaved or separate)
+    in_one_op = not (a.position_terms or a.sorts_qkv or separate)
     shared = few_rows or _shares_sequences(x, inputs.max_seqlen)
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
     rounds = _reads_pairs(w) or a.head_norm_eps is not None

@@ -45,7 +45,7 @@ WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than 
 # The features of a call that these nodes compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads"}
+    | {"key_heads", "rotates_neighbours"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -581,13 +581,15 @@ class _FeedForward(torch.autograd.Function):
             own_norm_weight, norm, down_dropout,
         )  # fmt: skip
         ctx.one_input = residual is None
+        # On a CPU this pass takes little time beside the products, and the tensor is among the widest of the layer.
+        activates_again = needs_inner and mask is None and not ctx.in_epilogue and x.is_cpu
         ctx.save_for_backward(
             x if needs_up else None,
             up_weight if needs_x else None,
             down_weight if needs_inner else None,
             up if needs_inner else None,
             up_bias if needs_inner else None,
-            inner if needs_down else None,
+            inner if needs_down and not activates_again else None,
             mask if needs_inner else None,
             *saved,
         )
@@ -604,7 +606,9 @@ class _FeedForward(torch.autograd.Function):
             dresidual, dprojected, dnorm = _norm_backward(dy, dsum, saved, ctx, needs[5:9])
             dx = dup_weight = dup_bias = ddown_weight = None
             if needs_down:
+                inner = _activate(up, up_bias, ctx.spec) if inner is None else inner
                 ddown_weight = gemm(dprojected.t(), inner, dtype=ctx.dtypes[2])
+                del inner
             if needs_x or needs_up or needs_up_bias:
                 if ctx.in_epilogue:
                     dup, dup_bias = torch.ops.fastenc.linear_gelu_bwd(dprojected, down_weight, up)
