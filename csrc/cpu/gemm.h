@@ -224,8 +224,10 @@ constexpr int kHalfLanes = kLanes / 2;
 typedef float HalfVec __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
 constexpr int kRowVectors = 3;                                       // the most vectors of rows of a tile
 constexpr int kRowOutputs = kTileVectors == 4 ? 8 : 4;              // times kRowVectors sums fill the registers
+constexpr int kNarrowOutputs = 8;                                   // of a tile that has only one vector, or less than two
 constexpr bool kPairsHalves = FASTENC_VECTOR_BYTES == 32;           // a half vector takes as long as a whole one
 constexpr int64_t kMostTileRows = kRowVectors * kLanes;
+constexpr int64_t kLine = 16;  // floats of a line of the cache
 
 // Calls run(first, width) for tiles that share the rows evenly; the width is a multiple of kHalfLanes.
 template <class Run>
@@ -268,9 +270,8 @@ struct HalfSums {
     __builtin_memcpy(&half, a, sizeof half);
     return half;
   }
-  __attribute__((always_inline)) void add_products(HalfVec a, const float* const* weights, int64_t k) {
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) sums[o] += a * (weights[o][k] - HalfVec{});
+  __attribute__((always_inline)) void add_product(int output, HalfVec a, const float* const* weights, int64_t k) {
+    sums[output] += a * (weights[output][k] - HalfVec{});
   }
   __attribute__((always_inline)) HalfVec of(int output) const { return sums[output]; }
 };
@@ -280,10 +281,12 @@ template <int kOutputs>
 struct HalfSums<kOutputs, true> {
   Vec sums[kOutputs / 2] = {};
   FASTENC_INLINE Vec take(const float* a) { return (Vec)_mm256_broadcast_ps((const __m128*)a); }
-  __attribute__((always_inline)) void add_products(Vec a, const float* const* weights, int64_t k) {
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; o += 2)
-      sums[o / 2] += a * (kLaneIndex < kHalfLanes ? splat(weights[o][k]) : splat(weights[o + 1][k]));
+  // A pair is multiplied when its second output comes. The blend's mask is part of the instruction, which then runs
+  // beside multiply-adds; with a mask in a register it would take the place of one.
+  __attribute__((always_inline)) void add_product(int output, Vec a, const float* const* weights, int64_t k) {
+    if (output % 2 == 0) return;
+    const __m256 first = (__m256)splat(weights[output - 1][k]), second = (__m256)splat(weights[output][k]);
+    sums[output / 2] += a * (Vec)_mm256_blend_ps(first, second, 0xf0);
   }
   __attribute__((always_inline)) HalfVec of(int output) const {
     HalfVec halves[2];
@@ -324,21 +327,28 @@ static void row_tile(
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[o][v] = Vec{};
     const float* a_k = a + start * kWidth;
-    for (int64_t k = 0; k < depth; k += kLanes) {
+    auto multiply = [&](int64_t k) __attribute__((always_inline)) {
+      Vec x[kFull];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) x[v] = load(a_k + v * kLanes);
+      decltype(halves.take(a_k)) half{};
+      if constexpr (kHalf) half = halves.take(a_k + kVectors * kLanes);
+#pragma GCC unroll 8
+      for (int o = 0; o < kOutputs; ++o) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(weights[o][k]);
+        if constexpr (kHalf) halves.add_product(o, half, weights, k);
+      }
+      a_k += kWidth;
+    };
+    int64_t k = 0;
+    for (; k + kLine <= depth; k += kLine) {
       for (int64_t o = first_ahead; o < last_ahead; ++o)
         __builtin_prefetch((const T*)m.weight.rows[o] + start + k, 0, 2);  // rows of W may share sets of the first level
-      const int64_t end = k + kLanes < depth ? k + kLanes : depth;
-      for (int64_t i = k; i < end; ++i, a_k += kWidth) {
-        Vec x[kFull];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) x[v] = load(a_k + v * kLanes);
-#pragma GCC unroll 8
-        for (int o = 0; o < kOutputs; ++o)
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(weights[o][i]);
-        if constexpr (kHalf) halves.add_products(halves.take(a_k + kVectors * kLanes), weights, i);
-      }
+      for (int64_t i = 0; i < kLine; ++i) multiply(k + i);
     }
+    for (; k < depth; ++k) multiply(k);
 #pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
       const bool first = !start && !m.bias;
@@ -388,10 +398,13 @@ using RowTile = void (*)(const GemmFewRows&, const float*, int64_t, int64_t, int
 template <class T, int kOutputs>
 FASTENC_INLINE RowTile row_tile_of(int64_t width) {
   static_assert(kRowVectors == 3);
-  constexpr RowTile tiles[] = {row_tile<T, kOutputs, 0, true>, row_tile<T, kOutputs, 1, false>,
-                               row_tile<T, kOutputs, 1, true>, row_tile<T, kOutputs, 2, false>,
-                               row_tile<T, kOutputs, 2, true>, row_tile<T, kOutputs, 3, false>};
-  return tiles[width / kHalfLanes - 1];
+  constexpr RowTile narrow[] = {
+      row_tile<T, kOutputs, 0, true>, row_tile<T, kOutputs, 1, false>, row_tile<T, kOutputs, 1, true>};
+  const int64_t halves = width / kHalfLanes;
+  if (halves <= 3 || kOutputs > kRowOutputs) return narrow[halves - 1];
+  constexpr int kSome = kOutputs > kRowOutputs ? 1 : kOutputs;  // wider tiles of more outputs are never asked for
+  constexpr RowTile wide[] = {row_tile<T, kSome, 2, false>, row_tile<T, kSome, 2, true>, row_tile<T, kSome, 3, false>};
+  return wide[halves - 4];
 }
 
 // Each tile also prefetches its share of W's rows for the next outputs.
@@ -409,6 +422,10 @@ static void multiply_rows(const GemmFewRows& m, const float* packed, int64_t out
 template <class T>
 static void gemm_few_rows_in_lanes(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
   int64_t output = left;
+  // With few sums in a tile, each multiply-add would wait for the last.
+  if (m.rows <= kLanes + kHalfLanes)
+    for (; output + kNarrowOutputs <= right; output += kNarrowOutputs)
+      multiply_rows<T, kNarrowOutputs>(m, packed, output, right);
   for (; output + kRowOutputs <= right; output += kRowOutputs) multiply_rows<T, kRowOutputs>(m, packed, output, right);
   for (; output < right; ++output) multiply_rows<T, 1>(m, packed, output, right);
 }

@@ -107,6 +107,10 @@ REASONS = {
         "`model.to(torch.bfloat16)`, which rounds the rotary frequencies.",
         "Load in the wanted dtype: `from_pretrained(name, dtype=torch.bfloat16)`.",
     ),
+    "a table that follows from its configuration was changed": (
+        "RoFormer's table of rotary angles is not the one that its class computes.",
+        "Load the file's table again; the fused forward computes the angles itself.",
+    ),
     "the set of buffers": (
         'A buffer was added or removed; the message goes on with "of … was changed".',
         "Register buffers outside the encoder.",
@@ -163,6 +167,10 @@ REASONS = {
 }
 
 OTHERS = {
+    "the model has no tokenizer: … lacks the split into words by …. Make token ids with transformers' tokenizer": (
+        "RoFormer, whose tokenizer splits words with a library that tokenizer.json cannot name.",
+        "Give token ids, made by transformers' tokenizer.",
+    ),
     "… takes its reference, …: impl=… cannot take this call: …": (
         "A call of `attention` with a dtype, shape or device that no kernel takes.",
         "The end of the message says what the kernel takes.",

@@ -66,6 +66,7 @@ SWITCHES: dict[str, dict[str, Values]] = {
     "ernie": COMMON
     | {"use_task_id": BOTH, "task_type_vocab_size": (1, 16), "type_vocab_size": (2, 4)},
     "megatron-bert": COMMON,
+    "roformer": COMMON | {"embedding_size": (32, 16), "type_vocab_size": (2, 4)},
     "eurobert": GROUPED
     | {
         "mlp_bias": BOTH,

@@ -176,7 +176,7 @@ BY_NAME = {
     ),
     "megatron-bert": Family("MegatronBert", token_types=True),
     "ernie": Family(
-        "Ernie", SIZES | dict(use_task_id=True, task_type_vocab_size=4), token_types=True
+        "Ernie", SIZES | dict(use_task_id=True, task_type_vocab_size=3), token_types=True
     ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
@@ -204,6 +204,14 @@ BY_NAME = {
         sees_distances=True,
         no_answers="transformers has no class for it",
         no_head_in_peft="it looks for 'classifier', not for 'pooler'",
+    ),
+    "roformer": Family(
+        "RoFormer",
+        SIZES | {"embedding_size": 16},
+        token_types=True,
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_positions="its forward takes none",
     ),
     "gte": Family(
         "Gte",
@@ -320,7 +328,8 @@ def model(family: str, task: str = "Model", **changes):
     result = getattr(importlib.import_module(module), name)(settings)
     with torch.no_grad():
         for parameter in result.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            if parameter.requires_grad:  # RoFormer's table of angles is a constant
+                parameter.add_(0.1 * torch.randn_like(parameter))
     return result.eval()
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import fastenc
+from fastenc.models import Encoder
 from fastenc.nn import stack
+from tests.helpers.checkpoints import save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import BY_NAME, ENCODERS, dropouts, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
@@ -39,6 +41,16 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
     with torch.no_grad():
         fused, plain, wanted = (m(**batch).last_hidden_state[mask] for m in (ours, theirs, exact))
     assert (fused - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
+
+
+@EVERY_ENCODER
+def test_a_live_model_is_described_as_a_loaded_one(family, tmp_path):
+    """So it takes the same kernels."""
+    theirs = model(family)
+    loaded = Encoder.from_pretrained(save(theirs, tmp_path))
+    live = fastenc.encoder_of(fastenc.patch(theirs)).live
+    assert live.embeddings == loaded.embeddings.spec
+    assert live.stack == loaded.stack
 
 
 @EVERY_ENCODER

@@ -49,6 +49,22 @@ def test_products(shape, transposed, extra):
     assert within(gemm(a, b, **given), expected, inner)
 
 
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.parametrize("inner", [16, 150, 384])
+@pytest.mark.parametrize("biased", [False, True])
+def test_any_number_of_rows_has_the_bits_of_packed_weights(inner, biased):
+    """A tile of each width, and outputs that fill no tile."""
+    columns, weight = 23, torch.randn(23, inner)
+    bias = torch.randn(columns) if biased else None
+    x = torch.randn(100, inner)
+    packed = gemm_packed(x, pack_weight(weight), bias, columns)
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    assert within(packed, expected, inner)
+    for rows in (*range(1, 26), 31, 47, 100):
+        y = torch.ops.fastenc.gemm(x[:rows], weight.t(), bias)
+        assert torch.equal(y, packed[:rows]), rows
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     "shape",

@@ -11,14 +11,14 @@ from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.features import features_of
-from fastenc.nn.layer_spec import AttentionInputs, stack, stack_biases
+from fastenc.nn.layer_spec import AttentionInputs, neighbours_to_halves, stack, stack_biases
 from fastenc.ops import head_statistics, rms_norm, rotary
 from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
 # The features of attention that the statistics compute.
-TAKES = frozenset({"window", "key_heads", "head_norm_eps"})
+TAKES = frozenset({"window", "key_heads", "head_norm_eps", "rotates_neighbours"})
 
 
 def visit_heads(
@@ -65,7 +65,10 @@ def visit_heads(
         heads, key_heads, _ = spec.heads
         rows = (heads + key_heads) * spec.head_dim
         qk = linear(x, weight[:rows], None if bias is None else bias[:rows])
-        q, k = qk.view(x.shape[0], heads + key_heads, spec.head_dim).split((heads, key_heads), 1)
+        qk = qk.view(x.shape[0], heads + key_heads, spec.head_dim)
+        if spec.rotates_neighbours:
+            qk = neighbours_to_halves(qk)
+        q, k = qk.split((heads, key_heads), 1)
         if spec.head_norm_eps is not None:
             q = rms_norm(q, of_layer.query_norm_weight, eps=spec.head_norm_eps)
             k = rms_norm(k, of_layer.key_norm_weight, eps=spec.head_norm_eps)

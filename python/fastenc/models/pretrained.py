@@ -1,6 +1,7 @@
 """The base class of all models: loading and saving of checkpoints, and weight initialisation."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -11,6 +12,7 @@ from fastenc._base.json_values import JsonObject
 from fastenc.models import checkpoint
 from fastenc.models.adapters import adapter_checkpoint
 from fastenc.models.architectures import ARCHITECTURES
+from fastenc.models.architectures.base import is_table
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
 from fastenc.nn.frozen_weights import INT8, FrozenWeights
@@ -212,8 +214,7 @@ class PretrainedModel(nn.Module):
                 module.to_empty(device="cpu", recurse=False)
                 model.init_weights(module, name)
         model.to(dtype)
-        if (folder / "tokenizer.json").exists():
-            model.tokenizer = load_tokenizer(folder)
+        model.tokenizer = _tokenizer_of(folder, config)
         model.base = str(folder.resolve())
         if cls.keeps_tasks:
             adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)
@@ -470,12 +471,33 @@ def _class_names(hf_config: JsonObject) -> list[str]:
     return cast(list[str], hf_config.get("architectures") or [])
 
 
+def _tokenizer_of(folder: Path, config: EncoderConfig) -> TokenizerLike | None:
+    """The folder's tokenizer; None without one, or if the file is half of transformers' tokenizer of the family."""
+    if not (folder / "tokenizer.json").exists():
+        return None
+    splitter, settings = config.architecture.word_splitter, folder / "tokenizer_config.json"
+    if splitter is not None:
+        given = checkpoint.read_json(settings).get("tokenizer_class") if settings.exists() else None
+        if given is None or str(given).startswith(config.architecture.class_prefix):
+            warnings.warn(
+                f"the model has no tokenizer: {folder / 'tokenizer.json'} lacks the split into words by {splitter}. "
+                "Make token ids with transformers' tokenizer",
+                stacklevel=5,
+            )
+            return None
+    return load_tokenizer(folder)
+
+
 def _with_constants(
     config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
 ) -> EncoderConfig:
-    """The configuration with the values of a checkpoint's constant tensors, which are taken out of ``tensors``."""
+    """The configuration with the values of a checkpoint's constant tensors, which are taken out of ``tensors``.
+
+    Raises: ValueError for a table with other values than those that follow from the configuration.
+    """
     known, values = config.architecture.constant_values(config), dict(config.extra)
-    for name, key in config.architecture.constants.items():
+    keys = config.architecture.constants
+    for name in known.keys() | keys.keys():
         tensor = tensors.pop(name, None)
         if tensor is None or name not in known:
             continue
@@ -484,7 +506,13 @@ def _with_constants(
                 f"{checkpoint.weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
                 f"{tuple(known[name].shape)}: do the two files belong together?"
             )
-        values[key] = tensor.float().tolist()
+        if name in keys:
+            values[keys[name]] = tensor.float().tolist()
+        elif not is_table(tensor, known[name]):
+            raise ValueError(
+                f"{checkpoint.weights_file(folder)}: {name} must have the values that follow from config.json, got "
+                "others: take transformers for this model"
+            )
     return config.replace(extra=values) if values != config.extra else config
 
 

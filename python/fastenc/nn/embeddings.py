@@ -15,6 +15,7 @@ from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
+from fastenc.ops.embedding import embedding
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch
 
@@ -263,7 +264,7 @@ def _words(
     added: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
-    x = F.embedding(input_ids, tables.word, tables.padding_idx)
+    x = embedding(input_ids, tables.word, tables.padding_idx)
     x = (x if added is None else x + added(input_ids)) * spec.scale
     if spec.masked is None or cu_seqlens is None:
         return x

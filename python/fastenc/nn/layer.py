@@ -56,7 +56,7 @@ from fastenc.ops.gemm import linear
 # The features of a call that single ops compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
-    | {"interleaved", "key_heads"}
+    | {"interleaved", "key_heads", "rotates_neighbours"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -72,7 +72,7 @@ TAKES = frozenset(
 # Of these, what a GPU computes with the same bits for a text in every batch.
 BATCH_INVARIANT = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads"}
+    | {"key_heads", "rotates_neighbours"}
     | HEAD_NORMS
     | OWN_NORMS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}

@@ -8,7 +8,7 @@ next sublayer's output is added to: the norm's output (post-norm) or the norm's 
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +49,9 @@ class AttentionSpec:
         global_attention: the batch's global tokens see all tokens and are seen by all; see
             :func:`fastenc.ops.global_window_attention`.
         interleaved: the rows of the weight are head by head those of its q, k and v, not all of q, then k, then v.
+        rotates_neighbours: the i-th rotary angle rotates the columns 2 i and 2 i + 1 of a head, not i and
+            i + head_dim / 2. :meth:`split_qkv` sorts the columns of q and k so that the kernels' rotation is this one.
+            A score, a sum over the columns, does not depend on their order.
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
         head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
@@ -66,6 +69,12 @@ class AttentionSpec:
     global_attention: bool = False
     key_heads: int = 0
     head_norm_eps: float | None = None
+    rotates_neighbours: bool = False
+
+    @property
+    def sorts_qkv(self) -> bool:
+        """Whether the product has q, k and v in another order than the kernels read them."""
+        return self.interleaved or self.rotates_neighbours
 
     @property
     def heads(self) -> tuple[int, int, int]:
@@ -73,23 +82,35 @@ class AttentionSpec:
         return self.num_heads, self.key_heads or self.num_heads, self.key_heads or self.num_heads
 
     def split_qkv(self, qkv: Tensor) -> Tensor:
-        """A view (tokens, 3, num_heads, head_dim) of the product (tokens, 3 num_heads head_dim).
+        """The product (tokens, 3 num_heads head_dim) as (tokens, 3, num_heads, head_dim).
 
-        With ``key_heads`` it is (tokens, num_heads + 2 key_heads, head_dim).
+        With ``key_heads`` it is (tokens, num_heads + 2 key_heads, head_dim). The result is a view, with
+        ``rotates_neighbours`` a copy.
         """
-        if self.key_heads:
-            return qkv.view(len(qkv), sum(self.heads), self.head_dim)
-        if self.interleaved:
-            return qkv.view(len(qkv), self.num_heads, 3, self.head_dim).transpose(1, 2)
-        return qkv.view(len(qkv), 3, self.num_heads, self.head_dim)
+        if self.rotates_neighbours:
+            return self._change_qk(self._view_qkv(qkv), neighbours_to_halves)
+        return self._view_qkv(qkv)
 
     def parts(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, each (tokens, heads, head_dim), of the result of :meth:`split_qkv`."""
         return qkv.split(self.heads, 1) if self.key_heads else qkv.unbind(1)
 
     def join_qkv(self, qkv: Tensor) -> Tensor:
-        """The inverse of :meth:`split_qkv`; a copy if heads are interleaved."""
+        """The inverse of :meth:`split_qkv`; a copy with ``sorts_qkv``."""
+        if self.rotates_neighbours:
+            qkv = self._change_qk(qkv, halves_to_neighbours)
         return (qkv.transpose(1, 2) if self.interleaved else qkv).flatten(1)
+
+    def _view_qkv(self, qkv: Tensor) -> Tensor:
+        if self.key_heads:
+            return qkv.view(len(qkv), sum(self.heads), self.head_dim)
+        if self.interleaved:
+            return qkv.view(len(qkv), self.num_heads, 3, self.head_dim).transpose(1, 2)
+        return qkv.view(len(qkv), 3, self.num_heads, self.head_dim)
+
+    def _change_qk(self, qkv: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        count = sum(self.heads[:2]) if self.key_heads else 2
+        return torch.cat((change(qkv[:, :count]), qkv[:, count:]), 1)
 
     def bias_without_key(self, query: Tensor, value: Tensor) -> Tensor:
         """The bias of the product, from those of q and v; that of k is 0."""
@@ -98,6 +119,16 @@ class AttentionSpec:
                 1, 3, self.num_heads, self.head_dim
             )
         )[0]
+
+
+def neighbours_to_halves(x: Tensor) -> Tensor:
+    """The columns 0, 2, 4, ... of each head (..., head_dim), then 1, 3, 5, ..."""
+    return x.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
+def halves_to_neighbours(x: Tensor) -> Tensor:
+    """The inverse of :func:`neighbours_to_halves`."""
+    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ class RotarySpec:
         scaling: how the frequencies differ from these, for texts longer than the pretraining length or in a file; or
             None.
         bounded: whether these angles are valid up to the model's max_positions only (longer texts would have angles
-            that depend on the longest text of a batch).
+            that depend on the longest text of a batch, or there are none).
+        exact: the angles are computed in float64, not in float32.
     Source: Su et al. 2021, arXiv:2104.09864.
     """
 
@@ -96,6 +97,7 @@ class RotarySpec:
     theta: float
     scaling: LinearScaling | YarnScaling | StoredFrequencies | None = None
     bounded: bool = False
+    exact: bool = False
 
 
 def table_rows(max_positions: int, max_seqlen: int) -> int:
@@ -107,7 +109,8 @@ def table_rows(max_positions: int, max_seqlen: int) -> int:
 def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -> Tensor:
     """float32 (positions, dim): the cosines of the dim / 2 angles of each position, then their sines.
 
-    The angles are computed as in transformers: float32 frequencies times float32 positions.
+    The angles are computed as in transformers: float32 frequencies times float32 positions, or both in float64 if they
+    are exact.
     """
     device = torch.device(device)
     if torch.compiler.is_compiling():  # which cannot trace a cached function
@@ -115,13 +118,13 @@ def rotary_table(spec: RotarySpec, positions: int, device: torch.device | str) -
     return _cached_table(spec, 1 << max(0, positions - 1).bit_length(), device)[:positions]
 
 
-def plain_frequencies(dim: int, theta: float) -> Tensor:
-    """float32 (dim / 2,): theta^(-2i/dim)."""
-    return 1.0 / _powers(dim, theta)
+def plain_frequencies(dim: int, theta: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(dim / 2,): theta^(-2i/dim)."""
+    return 1.0 / _powers(dim, theta, dtype)
 
 
-def _powers(dim: int, theta: float) -> Tensor:
-    return theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim)
+def _powers(dim: int, theta: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return theta ** (torch.arange(0, dim, 2, dtype=torch.int64).to(dtype) / dim)
 
 
 @cache  # Never dropped, because a CUDA graph may read a table again. Rounding up to powers of two keeps them few.
@@ -131,12 +134,12 @@ def _cached_table(spec: RotarySpec, positions: int, device: torch.device) -> Ten
 
 
 def _compute_table(spec: RotarySpec, positions: int, device: torch.device) -> Tensor:
-    scaling = spec.scaling
+    scaling, dtype = spec.scaling, torch.float64 if spec.exact else torch.float32
     frequencies = (
-        plain_frequencies(spec.dim, spec.theta)
+        plain_frequencies(spec.dim, spec.theta, dtype)
         if scaling is None
         else scaling.frequencies(spec.dim, spec.theta)
     )
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    table = torch.cat([angles.cos(), angles.sin()], 1)
+    angles = torch.outer(torch.arange(positions, dtype=dtype), frequencies)
+    table = torch.cat([angles.cos(), angles.sin()], 1).float()
     return (table if scaling is None else table * scaling.amplitude).to(device)

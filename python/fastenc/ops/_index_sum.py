@@ -38,6 +38,13 @@ def add_sorted(table: Tensor, rows: Tensor, index: Tensor, offset: int, padding_
     torch.ops.fastenc.add_rows_(table, rows, sorted_index.long(), order, offset, padding_idx)
 
 
+def zero_rows(table: Tensor) -> Tensor:
+    """Contiguous zeros of the table's shape, as ``add_rows_`` needs them, also if the table is not contiguous."""
+    if table.device.type == "cpu":
+        return torch.ops.fastenc.zero_table(table)
+    return torch.zeros_like(table, memory_format=torch.contiguous_format)
+
+
 def _on_cpu(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: int) -> Tensor:
     out = rows.new_zeros((size, rows.shape[1]))
     add_sorted(out, rows, index, offset, padding_idx)
@@ -53,5 +60,11 @@ define(
     "index_sum(Tensor rows, Tensor index, int size, int offset, int padding_idx) -> Tensor",
     lambda rows, index, size, offset, padding_idx: rows.new_empty((size, rows.shape[1])),
     triton="index_sum.index_sum",
+)
+# Contiguous zeros of the table's shape. A step writes few rows of a table of words. The others are mapped when an
+# optimiser reads them: to fill them would cost more than the rest of the embeddings' backward.
+define(
+    "zero_table(Tensor table) -> Tensor",
+    lambda table: torch.empty_like(table, memory_format=torch.contiguous_format),
 )
 library.impl("index_sum", _on_cpu, "CPU")

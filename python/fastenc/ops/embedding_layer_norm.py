@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastenc._base import debug
 from fastenc.ops import checks
-from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum
+from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum, zero_rows
 from fastenc.ops.cases import Draw, Size, declare_case
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
@@ -229,13 +229,13 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         dh = dh.view(-1, word.shape[1])
         dword = dposition = dtype = None
         if needs_word:
-            dword = _zero_rows(word) if dtied is None else _for_writing(dtied)
+            dword = zero_rows(word) if dtied is None else _for_writing(dtied)
             add_sorted(dword, dh, input_ids, 0, ctx.paddings[0])
         if needs_position:
             offset, padding_idx = ctx.position_offset, ctx.paddings[1]
             dposition = _table_gradient(position, dh, position_ids, offset, padding_idx)
         if needs_type and token_type_ids is None:  # every token has type 0
-            dtype = _zero_rows(token_type)
+            dtype = zero_rows(token_type)
             dtype[0] = torch.ops.fastenc.column_sum(dh)
         elif needs_type:
             dtype = _table_gradient(token_type, dh, token_type_ids, 0, -1)
@@ -252,13 +252,6 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         )
 
 
-def _zero_rows(table: Tensor) -> Tensor:
-    """Contiguous zeros, as ``add_rows_`` needs them, also if the table is not contiguous."""
-    if table.device.type == "cpu":
-        return torch.ops.fastenc.zero_table(table)
-    return torch.zeros_like(table, memory_format=torch.contiguous_format)
-
-
 def _for_writing(gradient: Tensor) -> Tensor:
     # A compiled backward must not change its inputs. The compiler removes the copy where it can.
     return gradient.clone() if torch.compiler.is_compiling() else gradient.contiguous()
@@ -270,7 +263,7 @@ def _table_gradient(
     """The gradient of a table of positions or token types: the sum of ``rows`` for each id."""
     if table.shape[0] <= MAX_SIZE:
         return index_sum(rows, ids, table.shape[0], offset, padding_idx)
-    gradient = _zero_rows(table)
+    gradient = zero_rows(table)
     add_sorted(gradient, rows, ids, offset, padding_idx)
     return gradient
 
@@ -329,12 +322,6 @@ define(
     "float dropout_p, bool wants_affine) -> (Tensor, Tensor, Tensor)",
     _fake_backward,
     triton="embedding_layer_norm.embedding_layer_norm_backward",
-)
-# Contiguous zeros of the table's shape. A step writes few rows of a table of words. The others are mapped when an
-# optimiser reads them: to fill them would cost more than the rest of the embeddings' backward.
-define(
-    "zero_table(Tensor table) -> Tensor",
-    lambda table: torch.empty_like(table, memory_format=torch.contiguous_format),
 )
 
 

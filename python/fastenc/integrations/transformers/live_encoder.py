@@ -24,6 +24,7 @@ from fastenc.integrations.transformers.lora import (
     is_lora_linear,
 )
 from fastenc.models.architectures import ARCHITECTURES, Architecture
+from fastenc.models.architectures.base import is_table
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.convolution import ConvolutionWeights
@@ -202,6 +203,7 @@ class Reading(NamedTuple):
         modules: our name → module outside the layers, or None if the model does not have it.
         embedding_dropout_p, final_dropout_p, convolution_dropout_p: dropout probabilities, 0 in evaluation.
         weighted: (module, shape of its weight in a new model) for each linear layer and norm.
+        fixed: the tables that follow from the configuration.
     """
 
     unsupported_reason: str | None
@@ -211,6 +213,7 @@ class Reading(NamedTuple):
     final_dropout_p: float = 0.0
     convolution_dropout_p: float = 0.0
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
+    fixed: tuple["FixedTable", ...] = ()
 
     def stack_modules(self, frozen: Sequence[Prepared] | None) -> StackModules:
         """The layers and what they share, for one call."""
@@ -244,7 +247,32 @@ class Reading(NamedTuple):
             difference = weight_difference(module, shape)
             if difference is not None:
                 return difference
+        if not all(table.is_unchanged() for table in self.fixed):
+            return "a table that follows from its configuration was changed"
         return None
+
+
+class FixedTable:
+    """A table of a live model whose values the fused forward computes itself.
+
+    Args: module: the one with the table as its weight; values: those that it must have.
+    """
+
+    def __init__(self, module: Any, values: Tensor):
+        self._module, self._values = module, values
+        self._compared: tuple[Tensor, int] | None = None
+        self._was_equal = False
+
+    def is_unchanged(self) -> bool:
+        """Whether the table has these values. They are compared, which waits for an accelerator, after a change."""
+        table = self._module.weight
+        version = 0 if table.is_inference() else table._version
+        held, then = self._compared or (None, -1)
+        if held is None or held.data_ptr() != table.data_ptr() or version != then:
+            # Held, so that no other table gets its address.
+            self._compared = table.detach(), version
+            self._was_equal = is_table(table, self._values)
+        return self._was_equal
 
 
 class LiveEncoder:
@@ -273,7 +301,8 @@ class LiveEncoder:
         self.embeddings = EmbeddingSpec(
             architecture.embedding_norm(self.config),
             architecture.embedding_scale(self.config),
-            architecture.projects_embeddings_first(self.config),
+            architecture.projects_embeddings_first(self.config)
+            and architecture.embedding_projection(self.config),
             architecture.drops_before_embedding_norm(self.config),
             architecture.masked_embedding(self.config),
         )
@@ -403,8 +432,16 @@ class LiveEncoder:
             *(p for layer in layers for p in layer.dropouts),
         ):
             return Reading("a probability of dropout is 1")
-        weighted = self._weighted(model)
-        return Reading(None, tuple(layers), outside, embeddings, final, convolution, weighted)
+        weighted, fixed = self._weighted(model), self._fixed_tables(model)
+        return Reading(
+            None, tuple(layers), outside, embeddings, final, convolution, weighted, fixed
+        )
+
+    def _fixed_tables(self, model: "PreTrainedModel") -> tuple["FixedTable", ...]:
+        values = self.architecture.constant_values(self.config)
+        names = values.keys() - self.architecture.constants.keys()
+        path = lambda name: name.removesuffix(".weight")
+        return tuple(FixedTable(model.get_submodule(path(n)), values[n]) for n in names)
 
     def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
         weighted = []

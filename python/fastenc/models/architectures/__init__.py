@@ -28,6 +28,7 @@ from fastenc.models.architectures.roberta import (
     XlmRoberta,
     XlmRobertaXL,
 )
+from fastenc.models.architectures.roformer import RoFormer
 from fastenc.models.architectures.t5 import MT5, T5, UMT5
 from fastenc.models.architectures.values import ConfigValues
 
@@ -58,6 +59,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         MBart,
         ModernBert,
         NomicBert,
+        RoFormer,
         Gte,
         EuroBert,
         Qwen3,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, ConfigValues, Rule, check, shown
@@ -137,6 +138,8 @@ class Architecture:
         eos_token_id: the token that ends a target where config.json does not say it.
         constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
             its values.
+        word_splitter: what splits texts into words in transformers' tokenizer of the family, where no tokenizer.json
+            can hold it, or None.
         takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
         task_keys: keys of config.json that describe adaptations for tasks (:meth:`tasks`), which only an encoder
             without a head keeps.
@@ -176,6 +179,7 @@ class Architecture:
     whole_prefix: ClassVar[str] = ""
     eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
+    word_splitter: ClassVar[str | None] = None
     takes_inputs_embeds: ClassVar[bool] = True
     task_keys: ClassVar[tuple[str, ...]] = ()
 
@@ -352,7 +356,8 @@ class Architecture:
         return {}
 
     def constant_values(self, config: EncoderConfig) -> dict[str, Tensor]:
-        """The values of ``constants``."""
+        """Name → values of a checkpoint's tensors that are no weights: those of ``constants``, and tables that follow
+        from the configuration."""
         return {}
 
     def live_pooled(self, model: Any, hidden: Tensor) -> Tensor:
@@ -528,6 +533,13 @@ def decoder_layer(spec: LayerSpec) -> LayerSpec:
     return replace(
         spec, attention=replace(spec.attention, window=(-1, 0)), cross_norm=spec.attention_norm
     )
+
+
+def is_table(stored: Tensor, computed: Tensor) -> bool:
+    """Whether a checkpoint's table has the computed values in [-1, 1], up to rounding."""
+    same_shape = stored.shape == computed.shape
+    step = torch.finfo(stored.dtype).eps
+    return same_shape and torch.allclose(stored.float().cpu(), computed, rtol=0, atol=step)
 
 
 def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:

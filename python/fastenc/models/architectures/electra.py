@@ -1,5 +1,7 @@
 """ELECTRA: BERT whose embeddings may be narrower than the layers. Source: Clark et al. 2020, arXiv:2003.10555."""
 
+from typing import ClassVar
+
 from fastenc.models.architectures.base import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
@@ -27,7 +29,7 @@ class Electra(Architecture):
             "bias": "generator_lm_head.bias",
         }
     )
-    detector = HeadSpec(
+    detector: ClassVar[HeadSpec | None] = HeadSpec(
         {
             "dense": "discriminator_predictions.dense",
             "out": "discriminator_predictions.dense_prediction",

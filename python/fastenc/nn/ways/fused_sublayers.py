@@ -45,7 +45,7 @@ WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than 
 # The features of a call that these nodes compute.
 TAKES = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads"}
+    | {"key_heads", "rotates_neighbours"}
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS

@@ -94,7 +94,7 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     bias = stack_biases(w.qkv_biases, w.qkv_weights)
-    if a.position_terms or a.interleaved or plan_of(inputs, a):
+    if a.position_terms or a.sorts_qkv or plan_of(inputs, a):
         columns = 3 * a.num_heads * a.head_dim
         attended = cpu_inference.attend(
             int8_products.int8_linear(state.x, packed.qkv, bias, columns), layer_call
