@@ -25,13 +25,11 @@ int64_t attention_backward_scratch(int64_t length_q, int64_t length_k, int64_t h
          bias_scratch(length_q, length_k);
 }
 
-#if FASTENC_X86
 int64_t attention_bf16_scratch(int64_t length_q, int64_t length_k, int64_t head_dim) {
   const int64_t padded = (length_k + 127) / 128 * 128, dim = (head_dim + 63) / 64 * 64, rows = kAttentionRows;
   const int64_t operands = padded * dim + rows * (dim + padded + 64);  // keys, values, queries, probabilities: pairs
   return operands + rows * (padded + 16) + std::max(padded, rows) * dim + bias_scratch(length_q, length_k);
 }
-#endif
 
 namespace {
 

@@ -81,10 +81,12 @@ FASTENC_FOR_EACH_ISA(
 // The forward of float q, k and v with products of bfloat16, where has_bf16_dot_products(); without dropout and lse.
 namespace avx512 {
 void attention_bf16(const Attention&, const AttentionTask&, float* scratch);
+// The same by AMX, where has_bf16_tiles(). bf16: a.out is.
+void attention_tiles(const Attention&, bool bf16, const AttentionTask&, float* scratch);
 }  // namespace avx512
-
-// Floats of scratch that one task needs.
-int64_t attention_bf16_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);
 #endif
+
+// Floats of scratch that one task of these needs.
+int64_t attention_bf16_scratch(int64_t length_q, int64_t length_k, int64_t head_dim);
 
 }  // namespace fastenc

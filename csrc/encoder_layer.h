@@ -15,7 +15,7 @@
 namespace fastenc {
 
 struct LayerLinear {
-  const float* weight;  // packed as packed_weights.h says, or null: plain
+  const float* weight;  // packed as packed_weights.h says, for AMX if the layer has `tiles`; or null: plain
   WeightRows plain;
   const float* bias;  // or null
   int64_t depth, columns;
@@ -32,6 +32,8 @@ struct LayerAttention {
   Attention terms;         // heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
   bool bf16;               // x; all else is float
+  // The weights are bfloat16 and AMX multiplies: attention is by AMX too, and its results are bfloat16.
+  bool tiles;
 };
 
 struct LayerAfterAttention {
@@ -41,6 +43,7 @@ struct LayerAfterAttention {
   Activation activation;
   bool gated, pre_norm, rms;
   bool bf16;  // residual, y and next_residual; all else is float
+  bool tiles;  // as in LayerAttention: attended is bfloat16 too
 };
 
 // The norm of a block of rows, in place. `added` is added to the rows first; `sum`, or null, gets the rows after that.
@@ -59,19 +62,21 @@ static inline LayerNormForward norm_in_place(
   return norm;
 }
 
-constexpr int64_t kInnerColumns = 256;  // of the inner activations that are computed at a time
+// Columns of the inner activations that are computed at a time. A multiple of whole tiles.
+constexpr int64_t kInnerColumns = 256, kTileInnerColumns = 512;
 
-// Floats of scratch for these sequences, and for this number of rows.
+// Floats of scratch for a head of a sequence, for these sequences, and for this number of rows.
+int64_t layer_head_scratch(const LayerAttention&, int64_t length);
 int64_t layer_attention_scratch(const LayerAttention&, int64_t first_sequence, int64_t last_sequence);
 int64_t layer_after_attention_scratch(const LayerAfterAttention&, int64_t rows);
 
 // Widths are multiples of 16. x, attended, residual, y and next_residual hold every row.
 FASTENC_FOR_EACH_ISA(
     void layer_attention(
-        const LayerAttention&, const void* x, float* attended, int64_t first_sequence, int64_t last_sequence,
+        const LayerAttention&, const void* x, void* attended, int64_t first_sequence, int64_t last_sequence,
         float* scratch);
     void layer_after_attention(
-        const LayerAfterAttention&, const float* attended, const void* residual, void* y, void* next_residual,
+        const LayerAfterAttention&, const void* attended, const void* residual, void* y, void* next_residual,
         int64_t first, int64_t last, float* scratch);
     // Activates rows [first, last) of x W_up + b_up in place. A gated layer's result is the first half of each row.
     void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
@@ -79,9 +84,9 @@ FASTENC_FOR_EACH_ISA(
 // For few rows: the threads divide the columns of each product. The weights need not be packed. Inside a parallel region
 // one thread computes all of it.
 void layer_attention_few_rows(
-    const LayerAttention&, const void* x, int64_t first_sequence, int64_t last_sequence, float* attended);
+    const LayerAttention&, const void* x, int64_t first_sequence, int64_t last_sequence, void* attended);
 void layer_after_attention_few_rows(
-    const LayerAfterAttention&, const float* attended, const void* residual, int64_t first, int64_t last, void* y,
+    const LayerAfterAttention&, const void* attended, const void* residual, int64_t first, int64_t last, void* y,
     void* next_residual);
 
 }  // namespace fastenc

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "convert.h"
 #include "encoder_layer.h"
 #include "gemm.h"
@@ -9,11 +11,16 @@ namespace {
 
 constexpr int64_t kHeads = 2;  // the least number of heads in a task
 
-// c = a W^T + bias; row r of a is at a + r * stride.
-void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t rows, float* c) {
+// c = a W^T + bias; row r of a, floats or bfloat16, is at its element r * stride. tiles: as in LayerAttention; without,
+// a is float.
+void multiply(
+    const void* a, bool bf16, int64_t stride, const LayerLinear& linear, bool tiles, int64_t rows, float* c) {
+  if (linear.weight && tiles)
+    return parallel_gemm(
+        GemmTiles{a, bf16, stride, linear.weight, linear.bias, c, rows, linear.columns, linear.depth});
   if (linear.weight) {
     Gemm m{};
-    m.a = a;
+    m.a = static_cast<const float*>(a);
     m.a_row = stride;
     m.a_depth = 1;
     m.packed_b = linear.weight;
@@ -25,11 +32,11 @@ void multiply(const float* a, int64_t stride, const LayerLinear& linear, int64_t
     parallel_gemm(m);
     return;
   }
-  GemmFewRows m{a, false, stride, linear.plain, linear.bias, c, rows};
-  if (linear.plain.bf16 && has_bf16_dot_products()) {
+  GemmFewRows m{a, bf16, stride, linear.plain, linear.bias, c, rows};
+  if (!bf16 && linear.plain.bf16 && has_bf16_dot_products()) {
     auto* narrowed = reinterpret_cast<bfloat16*>(thread_scratch(rows * linear.depth / 2, Scratch::operands));
     for (int64_t row = 0; row < rows; ++row)
-      FASTENC_CALL(narrow, a + row * stride, narrowed + row * linear.depth, linear.depth);
+      FASTENC_CALL(narrow, static_cast<const float*>(a) + row * stride, narrowed + row * linear.depth, linear.depth);
     m.a = narrowed;
     m.a_bf16 = true;
     m.a_row = linear.depth;
@@ -44,34 +51,50 @@ const float* floats_of(const void* x, bool bf16, int64_t first, int64_t count, f
   return buffer;
 }
 
+// Element `index` of x.
+template <class Void>
+Void* element(Void* x, bool bf16, int64_t index) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  return static_cast<Byte*>(x) + index * (bf16 ? sizeof(bfloat16) : sizeof(float));
+}
+
+void attend(const LayerAttention& layer, const Attention& a, const AttentionTask& task) {
+  float* scratch = thread_scratch(layer_head_scratch(layer, task.length_k));
+#if FASTENC_X86
+  if (layer.tiles) return avx512::attention_tiles(a, true, task, scratch);
+#endif
+  FASTENC_CALL(attention_forward, a, false, task, scratch);
+}
+
 }  // namespace
 
 void layer_attention_few_rows(
-    const LayerAttention& layer, const void* x, int64_t first_sequence, int64_t last_sequence, float* attended) {
+    const LayerAttention& layer, const void* x, int64_t first_sequence, int64_t last_sequence, void* attended) {
   const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth;
   const int64_t first = layer.offsets[first_sequence], rows = layer.offsets[last_sequence] - first;
   Attention a = layer.terms;
   float* qkv = thread_scratch(rows * (columns + depth + a.num_heads), Scratch::layer);
   float* widened = qkv + rows * columns;
-  multiply(floats_of(x, layer.bf16, first * depth, rows * depth, widened), depth, layer.qkv, rows, qkv);
+  const bool narrow = layer.bf16 && layer.tiles;
+  const void* x_rows = narrow ? element(x, true, first * depth)
+                              : floats_of(x, layer.bf16, first * depth, rows * depth, widened);
+  multiply(x_rows, narrow, depth, layer.qkv, layer.tiles, rows, qkv);
   set_packed(a, qkv);
   a.total_q = rows;
-  a.out = attended + first * a.num_heads * a.head_dim;
+  a.out = element(attended, layer.tiles, first * a.num_heads * a.head_dim);
   a.lse = widened + rows * depth;
   const int64_t tasks = (last_sequence - first_sequence) * a.num_heads;
   torch::stable::parallel_for(0, tasks, kHeads, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t sequence = first_sequence + task / a.num_heads, start = layer.offsets[sequence] - first;
       const int64_t length = layer.offsets[sequence + 1] - layer.offsets[sequence];
-      float* scratch = thread_scratch(attention_forward_scratch(length, length, a.head_dim));
-      const AttentionTask head{start, length, start, length, task % a.num_heads};
-      FASTENC_CALL(attention_forward, a, false, head, scratch);
+      attend(layer, a, {start, length, start, length, task % a.num_heads});
     }
   });
 }
 
 void layer_after_attention_few_rows(
-    const LayerAfterAttention& layer, const float* attended, const void* residual, int64_t first, int64_t last, void* y,
+    const LayerAfterAttention& layer, const void* attended, const void* residual, int64_t first, int64_t last, void* y,
     void* next_residual) {
   const int64_t rows = last - first, hidden = layer.down.columns, start = first * hidden, count = rows * hidden;
   float* h = thread_scratch(4 * count + rows * layer.up.columns, Scratch::layer);
@@ -85,15 +108,16 @@ void layer_after_attention_few_rows(
     });
   };
   const int64_t width = layer.attention_out.depth;
-  multiply(attended + first * width, width, layer.attention_out, rows, h);
+  multiply(
+      element(attended, layer.tiles, first * width), layer.tiles, width, layer.attention_out, layer.tiles, rows, h);
   if (layer.attention_own_norm.weight) normalise(h, nullptr, nullptr, layer.attention_own_norm);
   const float* before = floats_of(residual, layer.bf16, start, count, widened);
   normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
-  multiply(h, hidden, layer.up, rows, up);
+  multiply(h, false, hidden, layer.up, layer.tiles, rows, up);
   torch::stable::parallel_for(0, rows, grain(layer.up.columns), [&](int64_t begin, int64_t end) {
     FASTENC_CALL(layer_activation, layer, up, begin, end);
   });
-  multiply(up, layer.up.columns, layer.down, rows, out);
+  multiply(up, false, layer.up.columns, layer.down, layer.tiles, rows, out);
   if (layer.down_own_norm.weight) normalise(out, nullptr, nullptr, layer.down_own_norm);
   float* next = layer.bf16 ? widened : static_cast<float*>(next_residual) + start;
   normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);

@@ -14,6 +14,7 @@ constexpr int64_t kLeastCopiedColumns = 256;  // of a task that copies its rows
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
+constexpr int64_t kTileRows = 96;        // rows of a task of many rows by AMX
 constexpr int64_t kRowsAtOnce = 128;     // rows of A that stay in the second-level cache while all weights are read
 
 // The fewest blocks of rows that give each thread several tasks.
@@ -81,6 +82,31 @@ void parallel_gemm(const GemmFewRows& m) {
   }
 }
 
+void parallel_gemm(const GemmTiles& m) {
+#if FASTENC_X86
+  auto filled = [&](int64_t first, int64_t last) {
+    float* rows = thread_scratch(tile_rows_floats(last - first, m.depth), Scratch::tiles);
+    avx512::fill_tile_rows(m, first, last, rows);
+    return rows;
+  };
+  if (m.rows <= kFewRows) {
+    const int64_t panels = (m.columns + kTileColumns - 1) / kTileColumns;
+    const float* rows = filled(0, m.rows);
+    torch::stable::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+      avx512::gemm_tiles(m, rows, 0, m.rows, begin * kTileColumns, std::min(end * kTileColumns, m.columns));
+    });
+    return;
+  }
+  const int64_t blocks = (m.rows + kTileRows - 1) / kTileRows;
+  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kTileRows, last = std::min(first + kTileRows, m.rows);
+      avx512::gemm_tiles(m, filled(first, last), first, last, 0, m.columns);
+    }
+  });
+#endif
+}
+
 namespace {
 
 Tensor with_unit_stride(const Tensor& x) {
@@ -117,7 +143,8 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   const FloatVector bias_values(bias);
   STD_TORCH_CHECK(!bias || bias->numel() == columns, "gemm: bias must have a number for each column");
   const bool bf16 = is_bfloat16(a), pairs = bf16 && is_bfloat16(b) && has_bf16_dot_products();
-  // Pairs are multiplied unpacked whatever the number of rows, so that an element's sum does not depend on it.
+  // Pairs are multiplied by the same instructions whatever the number of rows, so that an element's sum does not depend
+  // on it.
   const bool few = (rows <= kFewRows || pairs) && b.stride(0) == 1 && b.stride(1) >= depth;
   Tensor c = empty({rows, columns}, a.scalar_type());
   if (!rows || !columns) return c;
@@ -132,7 +159,13 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   }
   if (few) {
     const Weight weight({torch::stable::transpose(b, 0, 1)});
-    parallel_gemm(GemmFewRows{a_values, bf16 && !widened, depth, weight.rows(), bias_values.data(), sums, rows});
+    if (pairs && rows > kFewRows && has_bf16_tiles()) {
+      float* packed = thread_scratch(tile_weight_floats(columns, depth), Scratch::weights);
+      weight.pack_tiles(packed);
+      parallel_gemm(GemmTiles{a_values, true, depth, packed, bias_values.data(), sums, rows, columns, depth});
+    } else {
+      parallel_gemm(GemmFewRows{a_values, bf16 && !widened, depth, weight.rows(), bias_values.data(), sums, rows});
+    }
   } else {
     Gemm m = with_b(b, bias_values.data());
     if (bf16) {
@@ -153,6 +186,16 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
 Tensor gemm_packed(Tensor a, Tensor packed, std::optional<Tensor> bias, int64_t columns) {
   const FloatVector bias_values(bias);
   STD_TORCH_CHECK(!bias || bias->numel() == columns, "gemm: bias must have a number for each column");
+  if (is_bfloat16(packed)) {
+    const int64_t rows = a.size(0), depth = a.size(1);
+    const float* weight = checked_tiles(packed, depth, columns);
+    a = as_contiguous(a);
+    Tensor c = empty({rows, columns}, ScalarType::Float);
+    auto* sums = static_cast<float*>(c.mutable_data_ptr());
+    parallel_gemm(
+        GemmTiles{a.const_data_ptr(), is_bfloat16(a), depth, weight, bias_values.data(), sums, rows, columns, depth});
+    return c;
+  }
   Gemm m{};
   m.depth = a.size(1);
   m.packed_b = checked_packed(packed, m.depth, columns);

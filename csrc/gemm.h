@@ -50,8 +50,25 @@ FASTENC_FOR_EACH_ISA(
 
 inline int64_t few_rows_floats(const GemmFewRows& m) { return (m.rows + 7) / 8 * 8 * m.weight.depth; }
 
+// The same product by AMX, for any number of rows: needs has_bf16_tiles().
+struct GemmTiles {
+  const void* a;  // float, which is rounded, or bfloat16
+  bool a_bf16;
+  int64_t a_row;        // elements from one row of A to the next
+  const float* packed;  // W, packed for AMX as packed_weights.h says
+  const float* bias;    // or null
+  float* c;             // its rows are contiguous
+  int64_t rows, columns, depth;
+};
+
 #if FASTENC_X86
-// gemm_pairs with AMX; needs has_bf16_tiles().
+namespace avx512 {
+// Rows [first, last) of A as tiles read them: tile_rows_floats() floats; and their product with columns [left, right).
+void fill_tile_rows(const GemmTiles&, int64_t first, int64_t last, float* rows);
+void gemm_tiles(const GemmTiles&, const float* rows, int64_t first, int64_t last, int64_t left, int64_t right);
+}  // namespace avx512
+
+// gemm_pairs with AMX; needs has_bf16_tiles(). A sum has the bits of GemmTiles'.
 namespace avx512 {
 void pack_amx_rows(const GemmFewRows&, float* packed);  // amx_floats() floats
 void gemm_amx(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
@@ -65,5 +82,7 @@ inline int64_t amx_floats(const GemmFewRows& m) {
 // The threads divide the columns.
 void parallel_gemm(const Gemm&);
 void parallel_gemm(const GemmFewRows&);
+// Of many rows, they divide the rows.
+void parallel_gemm(const GemmTiles&);
 
 }  // namespace fastenc

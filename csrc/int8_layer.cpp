@@ -43,9 +43,11 @@ const float* checked_rows(const char* op, const Tensor& x) {
 // One head of one sequence. bf16: with products of bfloat16.
 void attend(const Attention& a, bool bf16, const AttentionTask& task) {
 #if FASTENC_X86
-  if (bf16)
-    return avx512::attention_bf16(
-        a, task, thread_scratch(attention_bf16_scratch(task.length_q, task.length_k, a.head_dim)));
+  if (bf16) {
+    float* scratch = thread_scratch(attention_bf16_scratch(task.length_q, task.length_k, a.head_dim));
+    return has_bf16_tiles() ? avx512::attention_tiles(a, false, task, scratch)
+                            : avx512::attention_bf16(a, task, scratch);
+  }
 #endif
   FASTENC_CALL(
       attention_forward, a, false, task,

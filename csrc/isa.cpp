@@ -151,7 +151,8 @@ bool has_bf16_dot_products() {
 }
 
 bool has_bf16_tiles() {
-  static const bool usable = has_bf16_units() && extensions().amx_bf16 && may_use_tiles();
+  static const bool usable =
+      has_bf16_units() && extensions().amx_bf16 && extensions().avx512_bf16 && may_use_tiles();
   return usable && isa() == Isa::avx512;
 }
 

@@ -26,6 +26,15 @@ void Weight::pack(float* packed) const {
   });
 }
 
+void Weight::pack_tiles(float* packed) const {
+#if FASTENC_X86
+  const int64_t groups = (columns() + kTileColumns - 1) / kTileColumns;
+  torch::stable::parallel_for(0, groups, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) avx512::pack_tile_group(rows_, group, packed);
+  });
+#endif
+}
+
 const float* checked_packed(const Tensor& packed, int64_t depth, int64_t columns) {
   const int64_t width = panel_columns(isa());
   STD_TORCH_CHECK(
@@ -36,10 +45,26 @@ const float* checked_packed(const Tensor& packed, int64_t depth, int64_t columns
   return static_cast<const float*>(packed.const_data_ptr());
 }
 
+const float* checked_tiles(const Tensor& packed, int64_t depth, int64_t columns) {
+  STD_TORCH_CHECK(
+      has_bf16_tiles() && packed.scalar_type() == ScalarType::BFloat16 && packed.dim() == 3 &&
+          packed.is_contiguous() && packed.size(0) == (columns + kTileColumns - 1) / kTileColumns &&
+          packed.size(1) == tile_pairs(depth) && packed.size(2) == 2 * kTileColumns,
+      "fastenc: a packed weight must be that of pack_weight for this instruction set, (groups of ", kTileColumns,
+      " columns, pairs of in_features, ", 2 * kTileColumns, ")");
+  return static_cast<const float*>(packed.const_data_ptr());
+}
+
 namespace {
 
 Tensor pack_weight(std::vector<Tensor> tensors) {
   const Weight weight(tensors);
+  if (weight.rows().bf16 && has_bf16_tiles()) {
+    const int64_t groups = (weight.columns() + kTileColumns - 1) / kTileColumns;
+    Tensor packed = empty({groups, tile_pairs(weight.depth()), 2 * kTileColumns}, ScalarType::BFloat16);
+    weight.pack_tiles(static_cast<float*>(packed.mutable_data_ptr()));
+    return packed;
+  }
   const int64_t width = panel_columns(isa());
   Tensor packed = empty({(weight.columns() + width - 1) / width, weight.depth(), width}, ScalarType::Float);
   weight.pack(static_cast<float*>(packed.mutable_data_ptr()));

@@ -15,6 +15,23 @@ inline int64_t packed_floats(int64_t columns, int64_t depth) {
   return (columns + width - 1) / width * width * depth;
 }
 
+// A weight of bfloat16 packed for AMX, where has_bf16_tiles(): groups of kTileColumns columns. A group is a matrix
+// (tile_pairs(depth), kTileColumns) of pairs of terms; the last group and the depth are filled up with 0. A pair is as
+// large as a float.
+constexpr int64_t kTileColumns = 64;
+inline int64_t tile_pairs(int64_t depth) { return (depth + 31) / 32 * 16; }
+inline int64_t tile_weight_floats(int64_t columns, int64_t depth) {
+  return (columns + kTileColumns - 1) / kTileColumns * kTileColumns * tile_pairs(depth);
+}
+
+// The rows that such a weight multiplies, in bfloat16: whole tiles of 16 rows. (A stride that is a multiple of 4096 bytes
+// would map all rows to the same lines of the cache.)
+inline int64_t tile_row_bytes(int64_t depth) { return 4 * tile_pairs(depth); }
+inline int64_t tile_row_stride(int64_t depth) { return tile_row_bytes(depth) + 64; }
+inline int64_t tile_rows_floats(int64_t rows, int64_t depth) {
+  return (rows + 15) / 16 * 16 * (tile_row_stride(depth) / 4);
+}
+
 // The rows of an unpacked weight, or of several weights stacked by rows. Each row is contiguous.
 struct WeightRows {
   const void* const* rows;
@@ -25,5 +42,11 @@ struct WeightRows {
 FASTENC_FOR_EACH_ISA(
     // Packs the columns of one group.
     void pack_panel_group(const WeightRows&, int64_t group, float* packed);)
+
+#if FASTENC_X86
+namespace avx512 {
+void pack_tile_group(const WeightRows&, int64_t group, float* packed);  // of bfloat16
+}  // namespace avx512
+#endif
 
 }  // namespace fastenc

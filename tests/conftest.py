@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 
 from fastenc.ops import gemm  # noqa: E402
 from fastenc.testing.operators import triton_kernels_on_cpu  # noqa: E402
+from tests.helpers.curves import without_curves  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
 
 
@@ -107,6 +108,13 @@ def triton_target(triton_kernels, monkeypatch):
     for owner, name in makers:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
     return triton_kernels
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_curves():
+    """Training draws no curves.png, which takes longer than training a tiny model does, but within ``with_curves``."""
+    with without_curves():
+        yield
 
 
 @pytest.fixture(autouse=True)

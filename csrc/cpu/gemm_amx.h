@@ -1,37 +1,18 @@
-// Products of few rows of bfloat16 by AMX (Intel), which multiplies tiles of 16 rows of 64 bytes. It computes C^T = W
-// A^T: a tile of W is loaded without packing, and A, which is small, is packed first. Included for AVX-512 only.
+// Products of few rows of bfloat16 by AMX. They compute C^T = W A^T: a tile of W is loaded without packing, and A, which is
+// small, is packed first. A sum begins with the bias and adds 32 terms at a time, as in bf16_linear_amx.h. Included for
+// AVX-512 only.
 
-constexpr int kAmxRows = 16;
-constexpr int kAmxTerms = 32;  // pairs of bfloat16 in a tile's row
 constexpr int kAmxSums = 6;    // tiles of sums; of the eight tiles one holds W and one A
 constexpr int64_t kAmxFloats = kAmxRows * kAmxRows;
-
-struct alignas(64) AmxConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-  AmxConfig() {
-    for (int tile = 0; tile < kAmxSums + 2; ++tile) row_bytes[tile] = 64, rows[tile] = kAmxRows;
-  }
-};
 
 // packed[block of 16 rows][32 terms][pair][row]: a tile's row holds one pair of terms of each of 16 rows of A. Rows and
 // terms beyond A's are 0.
 void pack_amx_rows(const GemmFewRows& m, float* packed) {
   for (int64_t row = 0; row < m.rows; row += kAmxRows)
-    for (int64_t k = 0; k < m.weight.depth; k += kAmxTerms, packed += kAmxFloats) {
-      const int64_t left = m.weight.depth - k;
-      const __mmask32 terms = left < kAmxTerms ? (1u << left) - 1u : ~0u;
-      Vec pairs[kAmxRows];
-#pragma GCC unroll 16
-      for (int r = 0; r < kAmxRows; ++r) {
-        const bfloat16* from = (const bfloat16*)m.a + (row + r) * m.a_row + k;
-        pairs[r] = (Vec)_mm512_maskz_loadu_epi16(row + r < m.rows ? terms : 0, from);
-      }
-      transpose(pairs);
-#pragma GCC unroll 16
-      for (int r = 0; r < kAmxRows; ++r) store(packed + r * kAmxRows, pairs[r]);
-    }
+    for (int64_t k = 0; k < m.weight.depth; k += kAmxTerms, packed += kAmxFloats)
+      pack_pairs(m.weight.depth - k, packed, kAmxRows, [&](int64_t r) __attribute__((always_inline)) {
+        return row + r < m.rows ? (const bfloat16*)m.a + (row + r) * m.a_row + k : nullptr;
+      });
 }
 
 // 16 rows of W and their stride. If the rows have no common stride, are fewer than 16 or end in fewer than 32 terms,
@@ -72,23 +53,28 @@ class AmxWeight {
 // Columns [left, left + count), count at most 16, of kBlocks blocks of 16 rows from `row` on. Also prefetches the rows
 // of W that the next columns need.
 template <int kBlocks>
-static void amx_block(const GemmFewRows& m, const float* packed, int64_t row, int64_t left, int64_t count) {
+static void amx_few_rows_block(const GemmFewRows& m, const float* packed, int64_t row, int64_t left, int64_t count) {
   const int64_t depth = m.weight.depth, steps = (depth + kAmxTerms - 1) / kAmxTerms;
   const AmxWeight weight(m.weight, left, count);
   const float* rows = packed + row / kAmxRows * steps * kAmxFloats;
   const int64_t ahead = left + kAmxRows, last_ahead = ahead + kAmxRows < m.weight.count ? ahead + kAmxRows : ahead;
   alignas(64) bfloat16 copy[kAmxRows * kAmxTerms];
-#define FASTENC_ZERO(i) _tile_zero(i)
+  alignas(64) float start[kAmxFloats];  // the bias of each column, which is a tile's row
+#pragma GCC unroll 16
+  for (int c = 0; c < kAmxRows; ++c) store(start + c * kAmxRows, splat(m.bias && c < count ? m.bias[left + c] : 0.f));
+  finish_writes();
+#define FASTENC_START(i) _tile_loadd(i, start, kAmxBytes)
 #define FASTENC_MULTIPLY(i)                                                      \
   _tile_loadd(7, rows + ((i) * steps + step) * kAmxFloats, kAmxRows * 4);      \
-  _tile_dpbf16ps(i, 6, 7)
-  FASTENC_FOR_EACH_SUM(kBlocks, FASTENC_ZERO);
+  FASTENC_MULTIPLY_TILES(i, 6, 7)
+  FASTENC_FOR_EACH_SUM(kBlocks, FASTENC_START);
   for (int64_t step = 0; step < steps; ++step) {
     const int64_t k = step * kAmxTerms;
     if (weight.lies_ready(k)) {
       _tile_loadd(6, weight.at(k), weight.stride());
     } else {
       weight.copy_to(copy, k);
+      finish_writes();
       _tile_loadd(6, copy, kAmxTerms * sizeof(bfloat16));
     }
     for (int64_t o = ahead; o < last_ahead; ++o) __builtin_prefetch((const bfloat16*)m.weight.rows[o] + k);
@@ -97,10 +83,9 @@ static void amx_block(const GemmFewRows& m, const float* packed, int64_t row, in
   alignas(64) float sums[kBlocks * kAmxFloats];
 #define FASTENC_STORE(i) _tile_stored(i, sums + (i) * kAmxFloats, kAmxRows * 4)
   FASTENC_FOR_EACH_SUM(kBlocks, FASTENC_STORE);
-#undef FASTENC_ZERO
+#undef FASTENC_START
 #undef FASTENC_MULTIPLY
 #undef FASTENC_STORE
-  const Vec bias = m.bias ? load_n(m.bias + left, (int)count) : Vec{};
   for (int block = 0; block < kBlocks; ++block) {
     Vec columns[kAmxRows];
 #pragma GCC unroll 16
@@ -109,31 +94,29 @@ static void amx_block(const GemmFewRows& m, const float* packed, int64_t row, in
 #pragma GCC unroll 16
     for (int r = 0; r < kAmxRows; ++r) {
       const int64_t to = row + block * kAmxRows + r;
-      if (to < m.rows) store_n(m.c + to * m.weight.count + left, columns[r] + bias, (int)count);
+      if (to < m.rows) store_n(m.c + to * m.weight.count + left, columns[r], (int)count);
     }
   }
 }
 
 template <int kBlocks = kAmxSums>
-FASTENC_INLINE void amx_blocks(
+FASTENC_INLINE void amx_few_rows_blocks(
     int64_t blocks, const GemmFewRows& m, const float* packed, int64_t row, int64_t left, int64_t count) {
   if (blocks == kBlocks)
-    amx_block<kBlocks>(m, packed, row, left, count);
+    amx_few_rows_block<kBlocks>(m, packed, row, left, count);
   else if constexpr (kBlocks > 1)
-    amx_blocks<kBlocks - 1>(blocks, m, packed, row, left, count);
+    amx_few_rows_blocks<kBlocks - 1>(blocks, m, packed, row, left, count);
 }
 
 void gemm_amx(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
-  const AmxConfig config;
-  _tile_loadconfig(&config);
+  const AmxTiles tiles;
   const int64_t blocks = (m.rows + kAmxRows - 1) / kAmxRows;
   for (int64_t column = left; column < right; column += kAmxRows)
     for (int64_t block = 0; block < blocks; block += kAmxSums) {
       const int64_t count = right - column < kAmxRows ? right - column : kAmxRows;
       const int64_t most = blocks - block < kAmxSums ? blocks - block : kAmxSums;
-      amx_blocks(most, m, packed, block * kAmxRows, column, count);
+      amx_few_rows_blocks(most, m, packed, block * kAmxRows, column, count);
     }
-  _tile_release();
 }
 
 #undef FASTENC_FOR_EACH_SUM

@@ -26,7 +26,8 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
         x = low + scale_x q_x, q_x in 0..255, low and scale_x for each row and group of at most 384 columns, measured
         in the call.
 
-    Everything between the products is computed as before, attention in bfloat16 on AMD's processors with AVX512-BF16.
+    Everything between the products is computed as before, attention in bfloat16 with AMX, and on AMD's processors with
+    AVX512-BF16.
     A text's vector does not depend on the batch or the number of threads. The model keeps its float32 weights;
     ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
 

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from fastenc.train.processes import process_state
+from tests.helpers.curves import without_curves
 from tests.helpers.training_run import build_objective, build_task
 
 
@@ -73,8 +74,9 @@ def with_full_disk(run):
 
 if __name__ == "__main__":
     state, results = process_state(), []
-    for folder, options in json.loads(sys.argv[1]):
-        results.append(start(folder, **options))
+    with without_curves():
+        for folder, options in json.loads(sys.argv[1]):
+            results.append(start(folder, **options))
     group = torch.distributed.distributed_c10d._get_default_group()
     timeout = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
     own = {"index": state.process_index, "timeout": timeout, "results": results}

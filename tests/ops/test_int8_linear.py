@@ -1,17 +1,11 @@
 """Products in 8 bits beside their formula in plain torch."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
-from fastenc.ops import library
 from fastenc.ops.int8_products import has_int8_products, int8_linear, pack_int8
 from fastenc.reference import int8_linear as reference
 from fastenc.testing import assert_within_budget
-from tests.helpers import ROOT
 
 pytestmark = pytest.mark.skipif(
     not has_int8_products(), reason="this processor does not multiply 8 bits"
@@ -151,20 +145,3 @@ def test_opcheck():
         (torch.ops.fastenc.int8_linear, (x, packed, bias, 80)),
     ):
         torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.skipif(
-    library.HAS_CPP and library._C.build_info()["instruction_set"] != "avx512",
-    reason="compares with AVX512-VNNI",
-)
-def test_amx_and_avx_vnni_emulated_give_the_same_bits(tmp_path):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no g++ to compile the emulation")
-    source, program = Path(__file__).parent / "int8_emulation.cpp", tmp_path / "emulation"
-    sets = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx2", "fma")
-    flags = ("-std=c++20", "-O1", "-w", "-ffp-contract=fast", *(f"-m{name}" for name in sets))
-    command = [compiler, *flags, f"-I{ROOT / 'csrc'}", source, "-o", program]
-    subprocess.run(command, check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "the same bits\n")

@@ -8,17 +8,19 @@ import pytest
 import torch
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.train import TrainConfig, Trainer, fine_tuning_lr
+from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, loop
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from fastenc.train.optimizer import lr_factor, parameter_groups
+from tests.helpers.curves import with_curves
 from tests.helpers.training_run import assert_bitwise_equal, build, weights
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, build(folder).train()
+    with with_curves():
+        return folder, build(folder).train()
 
 
 def test_loss_falls_and_the_best_model_is_left(uninterrupted):
@@ -82,6 +84,17 @@ def test_the_default_rate_falls_with_width_and_length():
     assert fine_tuning_lr(768) == fine_tuning_lr(768, steps=1000) == 5e-5
     assert fine_tuning_lr(384, "lora", steps=200) == pytest.approx(1e-3)
     assert fine_tuning_lr(768, steps=4000) == pytest.approx(5e-5 / 4**0.32)
+
+
+@pytest.mark.parametrize("seconds, plots", [(10.0, 1), (0.0, 4)])
+def test_curves_are_drawn_after_evaluations_but_not_too_often_and_at_the_end(
+    seconds, plots, tmp_path, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_PLOTS", seconds)
+    monkeypatch.setattr(loop, "plot_log", lambda *given, **options: drawn.append(given))
+    build(tmp_path, max_steps=3, eval_every=1).train()
+    assert len(drawn) == plots
 
 
 def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):

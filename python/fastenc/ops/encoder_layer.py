@@ -12,7 +12,9 @@ from fastenc.ops import library
 
 def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, *description):
     num_heads, _, head_dim, *_ = description
-    return x.new_empty((x.shape[0], num_heads * head_dim), dtype=torch.float32)
+    by_tiles = qkv[0].dtype == torch.bfloat16 and library._C.build_info()["bfloat16_tiles"]
+    dtype = torch.bfloat16 if by_tiles else torch.float32
+    return x.new_empty((x.shape[0], num_heads * head_dim), dtype=dtype)
 
 
 def _fake_after_attention(attended, residual, *arguments):
@@ -21,7 +23,8 @@ def _fake_after_attention(attended, residual, *arguments):
     return torch.empty_like(residual), residual.new_empty((rows if pre_norm else 0, hidden))
 
 
-# attended = Attention(x W_qkv + b_qkv), float32 (total_tokens, num_heads * head_dim). x is float32 or bfloat16.
+# attended = Attention(x W_qkv + b_qkv), (total_tokens, num_heads * head_dim). x is float32 or bfloat16. attended is
+# bfloat16 where AMX multiplies weights of bfloat16, else float32.
 # query_norm, key_norm (head_dim,): the weights of RMSNorm of each query and key before the rotation.
 library.define(
     "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,"

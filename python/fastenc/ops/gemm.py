@@ -83,7 +83,8 @@ def pack_weight(*weights: Tensor) -> Tensor:
     """Weights (out_features, in_features), stacked along the first dimension, in the order in which our kernels read.
 
     Returns: float32 (groups, in_features, group size): a group holds that many output features. The last group is
-        padded with 0. The group size depends on the instruction set.
+        padded with 0. The group size depends on the instruction set. With AMX, weights of bfloat16 stay bfloat16,
+        (groups, pairs of in_features, 2 * group size), and in_features are padded to a multiple of 32.
     """
     return torch.ops.fastenc.pack_weight(list(weights))
 
@@ -91,6 +92,7 @@ def pack_weight(*weights: Tensor) -> Tensor:
 def gemm_packed(a: Tensor, packed: Tensor, bias: Tensor | None, columns: int) -> Tensor:
     """a W^T + bias for a (rows, inner) and packed = pack_weight(W), W (columns, inner).
 
+    Args: a: float32; or bfloat16 if that is the packed weight's dtype, to which float32 is rounded.
     Returns: float32 (rows, columns).
     """
     return torch.ops.fastenc.gemm_packed(a, packed, bias, columns)
@@ -184,15 +186,17 @@ def emulates_bfloat16() -> bool:
 
 @cache
 def multiplies_pairs() -> bool:
-    """Whether our kernels multiply any number of rows of bfloat16 in pairs (AVX512-BF16); AMX is faster with many."""
+    """Whether our kernels multiply any number of rows of bfloat16 in pairs, by AVX512-BF16 or AMX."""
     if not library.HAS_CPP:
         return False
     built = library._C.build_info()
-    return (
-        built["instruction_set"] == "avx512"
-        and built["bfloat16_dot_products"]
-        and not built["bfloat16_tiles"]
-    )
+    return built["instruction_set"] == "avx512" and built["bfloat16_dot_products"]
+
+
+@cache
+def multiplies_tiles() -> bool:
+    """Whether they do so by AMX, which reads packed weights of bfloat16."""
+    return library.HAS_CPP and library._C.build_info()["bfloat16_tiles"]
 
 
 library.define(
@@ -208,11 +212,12 @@ library.define(
 
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:
-    width = library._C.build_info()["panel_columns"]
-    columns = sum(weight.shape[0] for weight in weights)
-    return weights[0].new_empty(
-        (-(-columns // width), weights[0].shape[1], width), dtype=torch.float32
-    )
+    built = library._C.build_info()
+    width, depth = built["panel_columns"], weights[0].shape[1]
+    groups = -(-sum(weight.shape[0] for weight in weights) // width)
+    if built["bfloat16_tiles"] and weights[0].dtype == torch.bfloat16:
+        return weights[0].new_empty((groups, -(-depth // 32) * 16, 2 * width))
+    return weights[0].new_empty((groups, depth, width), dtype=torch.float32)
 
 
 library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)

@@ -17,12 +17,14 @@ def has_int8_products() -> bool:
 
 
 def attends_in_bfloat16() -> bool:
-    """Whether a layer in 8 bits multiplies bfloat16 in its attention, by AVX512-BF16.
+    """Whether a layer in 8 bits multiplies bfloat16 in its attention, by AMX or AVX512-BF16.
 
-    On Intel's processors that is no faster than float32.
+    On Intel's processors AVX512-BF16 is no faster than float32.
     """
     built = library._C.build_info()
-    return built["bfloat16_dot_products"] and not built["intel_processor"]
+    return built["bfloat16_tiles"] or (
+        built["bfloat16_dot_products"] and not built["intel_processor"]
+    )
 
 
 def pack_int8(*weights: Tensor) -> Tensor:

@@ -42,6 +42,9 @@ from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 Collate = Callable[[Sequence[Any], int], ModelArguments]
 Evaluate = Callable[[Any], dict[str, float]]
 STEPS_TO_ESTIMATE = 5  # after this many steps the remaining time is estimated and printed
+SECONDS_BETWEEN_PLOTS = (
+    10.0  # a plot takes half a second, as long as the evaluation of a small model
+)
 
 
 class Best(TypedDict):
@@ -237,7 +240,7 @@ class Trainer:
 
     def _run(self) -> None:
         config, self.statistics = self.config, _Statistics()
-        main, first = self.accelerator.is_main_process, self.step
+        main, first, plotted = self.accelerator.is_main_process, self.step, time.monotonic()
         remaining = islice(self._batches_of_steps(), self.total_steps - self.step)
         bar = progress_bar(
             prefetch(self._collate_step, enumerate(remaining, self.step)),
@@ -278,8 +281,9 @@ class Trainer:
                 )
             if evaluates:
                 self._evaluate()
-                if main:
+                if main and time.monotonic() - plotted > SECONDS_BETWEEN_PLOTS:
                     self._plot()
+                    plotted = time.monotonic()
             stops = self._interrupted()
             if saves or stops:
                 self._save()
@@ -288,6 +292,8 @@ class Trainer:
                 if isinstance(self.adamw, AdamW):
                     self.adamw.forget_copies()
             if stops and not last:
+                if main:
+                    self._plot()
                 self._raise_interrupted()
             if config.patience and self.evaluations_since_best >= config.patience:
                 self._print(
@@ -557,7 +563,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _finish(self) -> None:
-        """Load the best checkpoint's weights into the model, and write the model, its metrics and its card."""
+        """Load the best checkpoint's weights into the model, and write the model, its metrics, curves and card."""
         self.parallel.finish()
         if isinstance(self.adamw, AdamW):
             self.adamw.release()
@@ -578,6 +584,7 @@ class Trainer:
             )
             about = self.fingerprint, self.summary, metrics, self.titles
             write_card(self.output_dir, model, *about, self.origin, self.held_out)
+            self._plot()
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:

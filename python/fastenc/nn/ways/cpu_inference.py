@@ -114,7 +114,7 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         return "autocast is on"
     # Frozen weights were asked before they were packed.
     reason = None if layer_call.prepared.packed else weights_reason(weights, layer_call.spec)
-    if reason is None and not _has_few_rows(x) and not _reads_pairs(weights):
+    if reason is None and not _has_few_rows(x) and not _multiplies_pairs(weights):
         reason = packing_reason(weights)
     if reason is not None:
         return reason
@@ -126,14 +126,19 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
 
 def packing_reason(weights: LayerWeights) -> str | None:
     """Why packing weights that these ops can take would not be faster, or None."""
-    if weights.down_weight.dtype == torch.bfloat16 and not gemm.emulates_bfloat16():
+    ours = gemm.emulates_bfloat16() or gemm.multiplies_tiles()
+    if weights.down_weight.dtype == torch.bfloat16 and not ours:
         return "this processor multiplies bfloat16 faster than float32"
     return None
 
 
-def _reads_pairs(weights: LayerWeights) -> bool:
-    """Whether any number of rows is multiplied by unpacked weights, in pairs of bfloat16."""
+def _multiplies_pairs(weights: LayerWeights) -> bool:
+    """Whether any number of rows is multiplied in pairs of bfloat16."""
     return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_pairs()
+
+
+def _multiplies_tiles(weights: LayerWeights) -> bool:
+    return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_tiles()
 
 
 def _has_few_rows(x: Tensor) -> bool:
@@ -194,12 +199,12 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         or inputs.global_tokens is not None
         or plan_of(inputs, a) is not None
         # A sequence without global tokens rounds as beside one that has some.
-        or (a.global_attention and _reads_pairs(w))
+        or (a.global_attention and _multiplies_pairs(w))
     )
     in_one_op = not (a.position_terms or a.sorts_qkv or separate)
     shared = few_rows or _shares_sequences(x, inputs.max_seqlen)
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
-    rounds = _reads_pairs(w) or a.head_norm_eps is not None
+    rounds = _multiplies_pairs(w) or a.head_norm_eps is not None
     if in_one_op and (shared or rounds):
         attended = torch.ops.fastenc.encoder_layer_attention(
             x,
@@ -264,7 +269,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
 def _attend_to_source(attended: Tensor, layer_call: LayerCall) -> tuple[Tensor, Tensor]:
     """The end of self-attention, and attention to the source without the end of its sublayer.
 
-    Returns: float32 (total_tokens, num_heads * head_dim), and the residual for that end.
+    Returns: (total_tokens, num_heads * head_dim), and the residual for that end.
     """
     state, inputs, spec = layer_call.state, layer_call.inputs, layer_call.spec
     w = layer_call.prepared.stacked or layer_call.weights
@@ -309,7 +314,8 @@ def product(
     bias = stack_biases(biases, weights)
     if packed is not None:
         rows = sum(weight.shape[0] for weight in weights)
-        return gemm.gemm_packed(x.float(), packed, None if bias is None else bias.float(), rows)
+        x = x if x.dtype == packed.dtype else x.float()
+        return gemm.gemm_packed(x, packed, None if bias is None else bias.float(), rows)
     return torch.ops.fastenc.gemm(x, stack(weights).t(), bias)
 
 
@@ -321,9 +327,12 @@ def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
 
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
     """The product with q, k and v."""
-    if packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype:
+    tiles = _multiplies_tiles(w)
+    plain = packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype
+    if plain and (not tiles or x.shape[0] <= gemm.FEW_ROWS):
         return stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    return product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
+    y = product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
+    return y.to(x.dtype) if tiles else y  # packed or not, in the same dtype
 
 
 def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
