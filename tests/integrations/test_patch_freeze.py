@@ -59,9 +59,10 @@ def compiled(m, batch):
 
 
 def by_function(m, batch):
-    parameters = {name: p.detach() for name, p in m.named_parameters()}
+    trained = {name: p for name, p in m.named_parameters() if p.requires_grad}
     loss = lambda parameters: loss_of(functional_call(m, parameters, (), batch))
-    stepped(list(m.parameters()), torch.func.grad(loss)(parameters).values())
+    gradients = torch.func.grad(loss)({name: p.detach() for name, p in trained.items()})
+    stepped(list(trained.values()), gradients.values())
 
 
 STEPS = {

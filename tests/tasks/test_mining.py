@@ -150,3 +150,6 @@ def test_from_files_to_training_data(folder, tmp_path, capsys):
         (("--skip", 3, "--candidates", 4), "--candidates must be at least"),
     ):
         assert message in failure(capsys, *command, *options, "-o", tmp_path / "x.jsonl")
+    corpus.write_text("a\ttab\n")
+    message = "texts in a .tsv file must have no tabs"
+    assert message in failure(capsys, *command, "-o", tmp_path / "x.tsv")
