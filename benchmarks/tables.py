@@ -21,6 +21,8 @@ LIBRARIES = ROOT / "docs" / "with"
 MEASURED = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 GUIDE = ROOT / "docs" / "int8.md"
 IN_GUIDE = re.compile(r"(<!-- int8 -->\n).*?(<!-- /int8 -->)", re.DOTALL)
+RECORD = ROOT / "docs" / "design" / "0005-cpu-kernels.md"
+IN_RECORD = re.compile(r"(<!-- products: ([\w-]+) -->\n).*?(<!-- /products -->)", re.DOTALL)
 MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
@@ -791,6 +793,46 @@ def other_libraries(page: str) -> str:
     return "\n".join(parts or ["Not measured yet."]) + "\n"
 
 
+# The CPU record's names of the products' providers.
+OF_PRODUCTS = {
+    "fastenc, packed": "ours, packed before",
+    "fastenc": "ours, not packed",
+    "PyTorch": "MKL",
+}
+DIRECTIONS = ("y", "dx", "dW")
+# "MiniLM, down: 20 x 1,536 x 384, y": the rows, and the product or its gradient.
+PRODUCT = re.compile(r": ([\d,]+) x [\d,]+ x [\d,]+, (y|dx|dW)$")
+
+
+def product_shares(device: str) -> str:
+    """The least and the largest share of the roofline over the widths: a row for each direction and number of rows."""
+    data = load(RESULTS / device, "gemm")
+    if data is None:
+        return "Not measured yet.\n"
+    shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for case, rows in data["cases"].items():
+        if not (match := PRODUCT.search(case)):
+            continue
+        of_case = shares.setdefault(match.groups()[::-1], {})
+        for provider in OF_PRODUCTS:
+            if "median_ms" in rows.get(provider, {}):
+                of_case.setdefault(provider, []).append(rows[provider]["percent_of_roofline"])
+    lines = [f"| | rows | {' | '.join(OF_PRODUCTS.values())} |"]
+    lines.append("|---|---:|" + "---:|" * len(OF_PRODUCTS))
+    by_direction = sorted(shares.items(), key=lambda item: DIRECTIONS.index(item[0][0]))
+    for (direction, rows), of_case in by_direction:
+        cells = [_range(of_case.get(provider)) for provider in OF_PRODUCTS]
+        lines.append(f"| {direction} | {rows} | {' | '.join(cells)} |")
+    return "\n".join([machine_line(data["machine"]), "", *lines]) + "\n"
+
+
+def _range(values: list[float] | None) -> str:
+    if not values:
+        return "–"
+    least, most = round(min(values)), round(max(values))
+    return f"{least} %" if least == most else f"{least} to {most} %"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -812,6 +854,10 @@ def main() -> int:
             GUIDE.read_text(encoding="utf-8"),
         ),
     }
+    wanted[RECORD] = IN_RECORD.sub(
+        lambda match: match[1] + product_shares(match[2]) + match[3],
+        RECORD.read_text(encoding="utf-8"),
+    )
     for path in sorted(LIBRARIES.glob("*.md")):
         wanted[path] = MEASURED.sub(
             lambda match: match[1] + other_libraries(match[2]) + match[3],

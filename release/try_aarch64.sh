@@ -27,7 +27,7 @@ for minor in {40..17}; do platforms+=(--platform "manylinux_2_${minor}_aarch64")
 install() {
   "$PYTHON" -m pip install -q --disable-pip-version-check --only-binary :all: "${platforms[@]}" --target "$WORK/site" "$@"
 }
-[[ -d $WORK/site/torch ]] || install "${TORCH:-torch>=2.11}" numpy pytest
+[[ -d $WORK/site/torch ]] || install "${TORCH:-torch>=2.11}" numpy scipy pytest pytest-benchmark
 install --no-deps --upgrade "$WHEEL"
 
 emulated() { # processor, then a command of Python

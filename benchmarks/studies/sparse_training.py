@@ -15,7 +15,7 @@ Each provider runs in a process of its own.
 import ctypes
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,8 @@ def step_of(side: Any) -> Callable[[], None]:
     return step
 
 
-def times(folder: Path) -> dict[str, dict]:
+def times(folder: Path) -> Iterator[tuple[str, dict]]:
+    """(case, its rows) for each."""
     pairs = questions_and_paragraphs(TIMED_PAIRS)
     sides = {provider: make(provider, folder, pairs) for provider in PROVIDERS}
     texts = [text for pair in pairs for text in pair]
@@ -152,7 +153,8 @@ def times(folder: Path) -> dict[str, dict]:
     steps = {provider: step_of(side) for provider, side in sides.items()}
     encodes = {provider: lambda side=side: side.encode(texts) for provider, side in sides.items()}
     named = {f"step of {len(pairs)} pairs": steps, f"encode {len(texts)} texts": encodes}
-    return {case: compare(calls, baseline=THEIRS, seconds=30) for case, calls in named.items()}
+    for case, calls in named.items():
+        yield case, compare(calls, baseline=THEIRS, seconds=30)
 
 
 def grown(provider: str, folder: Path, count: int, encodes: bool) -> dict:
@@ -172,20 +174,20 @@ def grown(provider: str, folder: Path, count: int, encodes: bool) -> dict:
     return {"before": before}
 
 
-def memory(folder: Path) -> dict[str, dict]:
-    cases: dict[str, dict] = {}
+def memory(folder: Path) -> Iterator[tuple[str, dict]]:
+    """(case, its rows) for each."""
     for name, count, encodes in (
         ("step of 8 pairs, memory", 8, False),
         ("step of 16 pairs, memory", 16, False),
         ("step of 32 pairs, memory", 32, False),
         ("encode 64 texts, memory", 32, True),
     ):
-        rows = cases[name] = {}
+        rows = {}
         for provider in PROVIDERS:
             measured = isolated(grown, provider, folder, count, encodes)
             rows[provider] = {"MiB": measured["peak_memory"] - measured["before"]}
             print(f"{name}, {provider}: {rows[provider]['MiB']:,.0f} MiB", flush=True)
-    return cases
+        yield name, rows
 
 
 def main() -> None:
@@ -194,9 +196,8 @@ def main() -> None:
         folder = checkpoint(Path(scratch))
         # Memory first: the largest resident size of a process can start at its parent's.
         for name, measure in {"memory": memory, "times": times}.items():
-            if name in wanted:
-                cases = measure(folder)
-                write(RESULT, read_cases(RESULT) | cases)
+            for case, rows in measure(folder) if name in wanted else ():
+                write(RESULT, read_cases(RESULT) | {case: rows})
 
 
 if __name__ == "__main__":

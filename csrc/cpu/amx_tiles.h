@@ -5,7 +5,6 @@
 constexpr int64_t kAmxRows = 16;
 constexpr int64_t kAmxBytes = 64;            // of a tile's row
 constexpr int64_t kAmxBlock = 2 * kAmxRows;  // rows and columns of 2 x 2 tiles of sums
-constexpr int64_t kAmxStep = 4 * kPanel;     // bytes of a panel for every 4 bytes of its depth
 
 struct alignas(64) AmxConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -32,12 +31,12 @@ FASTENC_INLINE void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
 // The 16 kRows x 16 kColumns sums of 4 bytes that lie at `sums`, `stride` bytes from row to row, become
 // start + A B over `steps` tiles of the depth. A's rows lie lda bytes apart. b is in a panel, which holds 4 bytes of the
-// depth of each column side by side. start: the first of such sums; their rows may be the same one (start_stride 0); null
-// for 0.
+// depth of each column side by side; the next 4 bytes follow ldb bytes later. start: the first of such sums; their rows may
+// be the same one (start_stride 0); null for 0.
 template <int kRows, int kColumns>
 static void amx_block(
-    const char* a, int64_t lda, const char* b, int64_t steps, const char* start, int64_t start_stride, char* sums,
-    int64_t stride) {
+    const char* a, int64_t lda, const char* b, int64_t ldb, int64_t steps, const char* start, int64_t start_stride,
+    char* sums, int64_t stride) {
   finish_writes();
   if (start) {
     _tile_loadd(0, start, start_stride);
@@ -51,12 +50,12 @@ static void amx_block(
     if constexpr (kRows > 1) _tile_zero(2);
     if constexpr (kRows > 1 && kColumns > 1) _tile_zero(3);
   }
-  for (int64_t step = 0; step < steps; ++step, a += kAmxBytes, b += kAmxRows * kAmxStep) {
+  for (int64_t step = 0; step < steps; ++step, a += kAmxBytes, b += kAmxRows * ldb) {
     _tile_loadd(4, a, lda);
-    _tile_loadd(6, b, kAmxStep);
+    _tile_loadd(6, b, ldb);
     FASTENC_MULTIPLY_TILES(0, 4, 6);
     if constexpr (kColumns > 1) {
-      _tile_loadd(7, b + kAmxBytes, kAmxStep);
+      _tile_loadd(7, b + kAmxBytes, ldb);
       FASTENC_MULTIPLY_TILES(1, 4, 7);
     }
     if constexpr (kRows > 1) {
@@ -73,9 +72,9 @@ static void amx_block(
 
 // The same for the tiles that `rows` and `columns`, at most kAmxBlock, need.
 FASTENC_INLINE void amx_block_of(
-    int64_t rows, int64_t columns, const char* a, int64_t lda, const char* b, int64_t steps, const char* start,
-    int64_t start_stride, char* sums, int64_t stride) {
+    int64_t rows, int64_t columns, const char* a, int64_t lda, const char* b, int64_t ldb, int64_t steps,
+    const char* start, int64_t start_stride, char* sums, int64_t stride) {
   const auto block = rows > kAmxRows ? columns > kAmxRows ? amx_block<2, 2> : amx_block<2, 1>
                      : columns > kAmxRows ? amx_block<1, 2> : amx_block<1, 1>;
-  block(a, lda, b, steps, start, start_stride, sums, stride);
+  block(a, lda, b, ldb, steps, start, start_stride, sums, stride);
 }

@@ -142,7 +142,7 @@ static void attention_of_pairs(const Attention& a, const AttentionTask& task, fl
     read_queries(a, q + row * a.q.token_stride, rows, row, widened);
     fill_tile_rows(widened, dim, rows, dim, queries);
     multiply_bf16<kTiles>(
-        queries, {keys + seen.first / kPanel * key_panel, key_panel}, kTiles ? padded_dim : dim, columns, scores,
+        queries, {keys + seen.first / kPanel * key_panel, kPanel, key_panel}, kTiles ? padded_dim : dim, columns, scores,
         stride, rows);
     Vec partial[kAttentionRows];
     float row_max[kAttentionRows], row_sums[kAttentionRows];
@@ -163,7 +163,7 @@ static void attention_of_pairs(const Attention& a, const AttentionTask& task, fl
     }
     fold_all<add>(partial, rows, row_sums);
     multiply_bf16<kTiles>(
-        p, {values + seen.first / 2 * kPairStep, value_panel}, terms, dim, widened, dim, rows);
+        p, {values + seen.first / 2 * kPairStep, kPanel, value_panel}, terms, dim, widened, dim, rows);
     for (int64_t r = 0; r < rows; ++r) {
       const float inverse = row_sums[r] == 0.f ? 0.f : 1.f / row_sums[r];
       narrow(widened + r * dim, 1, dim, inverse, out + (row + r) * out_stride, dim);

@@ -21,13 +21,15 @@ FASTENC_INLINE void pack_pairs(int64_t left, float* packed, int64_t stride, Row 
 }
 
 void pack_tile_group(const WeightRows& weight, int64_t group, float* packed) {
-  float* panel = packed + group * kPanel * tile_pairs(weight.depth);
+  float* panel = packed + group * kTileColumns * tile_pairs(weight.depth);
   for (int64_t k = 0; k < weight.depth; k += kAmxTerms)
-    for (int64_t c = 0; c < kPanel; c += kAmxRows)
-      pack_pairs(weight.depth - k, panel + k / 2 * kPanel + c, kPanel, [&](int64_t i) __attribute__((always_inline)) {
-        const int64_t column = group * kPanel + c + i;
-        return column < weight.count ? (const bfloat16*)weight.rows[column] + k : nullptr;
-      });
+    for (int64_t c = 0; c < kTileColumns; c += kAmxRows)
+      pack_pairs(
+          weight.depth - k, panel + k / 2 * kTileColumns + c, kTileColumns,
+          [&](int64_t i) __attribute__((always_inline)) {
+            const int64_t column = group * kTileColumns + c + i;
+            return column < weight.count ? (const bfloat16*)weight.rows[column] + k : nullptr;
+          });
 }
 
 // Rounds to nearest, ties to even; NaN stays NaN, and what is below 2^-126 becomes 0, as which AMX takes it.
@@ -64,11 +66,12 @@ static void fill_tile_rows(const bfloat16* x, int64_t stride, int64_t rows, int6
   }
 }
 
-// B in panels: of each pair of terms, the columns side by side.
+// B in panels of `width` columns: of each pair of terms, the columns side by side.
 struct TilePanels {
   const char* data;
-  int64_t bytes;  // of a panel
-  const char* at(int64_t column) const { return data + column / kPanel * bytes + column % kPanel * 4; }
+  int64_t width, bytes;  // bytes of a panel
+  int64_t step() const { return 4 * width; }
+  const char* at(int64_t column) const { return data + column / width * bytes + column % width * 4; }
 };
 
 // C (rows x columns) = bias + or += A times B's columns [left, left + columns), left a multiple of 16, over `steps` tiles
@@ -78,7 +81,7 @@ static void multiply_tiles(
     float* c, int64_t ldc, int64_t rows) {
   alignas(64) float edge[kAmxBlock * kAmxBlock];  // instead of C where it ends inside a tile
   for (int64_t j = 0, width; j < columns; j += width) {
-    width = kPanel - (left + j) % kPanel;
+    width = b.width - (left + j) % b.width;
     if (width > kAmxBlock) width = kAmxBlock;
     if (width > columns - j) width = columns - j;
     for (int64_t row = 0; row < rows; row += kAmxBlock) {
@@ -91,7 +94,7 @@ static void multiply_tiles(
         __builtin_memcpy(edge + r * kAmxBlock, add ? target + r * ldc : bias + j, width * sizeof(float));
       const float* start = add ? sums : !bias ? nullptr : whole ? bias + j : edge;
       amx_block_of(
-          count, width, a.data + row * a.stride, a.stride, b.at(left + j), steps, (const char*)start,
+          count, width, a.data + row * a.stride, a.stride, b.at(left + j), b.step(), steps, (const char*)start,
           start == sums ? 4 * stride : 0, (char*)sums, 4 * stride);
       for (int64_t r = 0; !whole && r < count; ++r)
         __builtin_memcpy(target + r * ldc, edge + r * kAmxBlock, width * sizeof(float));
@@ -99,8 +102,9 @@ static void multiply_tiles(
   }
 }
 
-FASTENC_INLINE TilePanels tile_panels(const float* packed, int64_t depth) {
-  return {(const char*)packed, kPanel * tile_row_bytes(depth)};
+// A packed weight from its row `top` on.
+FASTENC_INLINE TilePanels tile_panels(const float* packed, int64_t depth, int64_t top = 0) {
+  return {(const char*)(packed + top / 2 * kTileColumns), kTileColumns, kTileColumns * tile_row_bytes(depth)};
 }
 
 void fill_tile_rows(const GemmTiles& m, int64_t first, int64_t last, float* rows) {

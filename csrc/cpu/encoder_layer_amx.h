@@ -27,10 +27,9 @@ struct TileProducts {
   static void multiply(
       Rows a, const LayerLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns, float* c, int64_t ldc,
       int64_t rows, bool add, const float*) {
-    TilePanels panels = tile_panels(w.weight, w.depth);
-    panels.data += top / 2 * kAmxStep;
     multiply_tiles(
-        a, panels, tile_pairs(depth) / kAmxRows, left, columns, w.bias ? w.bias + left : nullptr, add, c, ldc, rows);
+        a, tile_panels(w.weight, w.depth, top), tile_pairs(depth) / kAmxRows, left, columns,
+        w.bias ? w.bias + left : nullptr, add, c, ldc, rows);
   }
   static void attend(const Attention& a, const AttentionTask& task, float* scratch) {
     attention_of_pairs<true, bfloat16>(a, task, scratch);

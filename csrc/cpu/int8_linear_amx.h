@@ -13,7 +13,8 @@ static void int8_multiply_by_amx(const Int8Product& m) {
         const Int8Panel panel = int8_panel(m, groups, g, j - inside);
         amx_block_of(
             rows, columns, (const char*)m.a.q + row * m.a.stride + g * groups.size, m.a.stride,
-            panel.group + 4 * (kPanel + inside), groups.size / kAmxBytes, nullptr, 0, (char*)sums, 4 * kAmxBlock);
+            panel.group + 4 * (kPanel + inside), kInt8Step, groups.size / kAmxBytes, nullptr, 0, (char*)sums,
+            4 * kAmxBlock);
         for (int64_t v = 0; v < columns; v += kLanes) {
           const int64_t column = inside + v;
           const Vec scales = load(panel.scales + column), of_low = load((const float*)panel.group + column);

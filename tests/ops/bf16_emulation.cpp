@@ -311,11 +311,15 @@ void check_layer(bool gated, bool pre_norm, int64_t inner) {
 }  // namespace
 
 int emulate() {
-  for (int64_t rows : {1, 16, 20, 33, 97})
-    for (auto [depth, columns] : {std::pair{32, 16}, {48, 80}, {64, 130}, {100, 144}}) check_products(rows, depth, columns);
-  for (int64_t length : {1, 20, 33, 130})
-    for (int64_t dim : {32, 64, 80})
-      for (Extras extras : {kNone, kWindow, kBiases, kRotary, kHeadNorms}) check_attention(length, dim, extras);
+  // Whole tiles and parts of them, in every dimension; more rows than the blocks of few rows have.
+  for (int64_t rows : {1, 32, 45})
+    for (auto [depth, columns] : {std::pair{64, 16}, {48, 80}, {100, 66}}) check_products(rows, depth, columns);
+  check_products(110, 32, 32);
+  for (Extras extras : {kNone, kWindow, kBiases, kRotary, kHeadNorms}) {
+    check_attention(20, 64, extras);
+    check_attention(70, 80, extras);
+  }
+  check_attention(1, 32, kNone);
   for (bool gated : {false, true})
     for (bool pre_norm : {false, true})
       for (int64_t inner : {(int64_t)48, kTileInnerColumns + 16}) check_layer(gated, pre_norm, inner);

@@ -20,7 +20,7 @@ def test_products_by_emulated_instructions(name, found, tmp_path):
     if compiler is None:
         pytest.skip("there is no g++ to compile the emulation")
     source, program = Path(__file__).parent / f"{name}_emulation.cpp", tmp_path / "emulation"
-    flags = ("-std=c++20", "-O1", "-w", "-Wno-psabi", "-ffp-contract=fast", "-mavx2", "-mfma")
+    flags = ("-std=c++20", "-Og", "-w", "-Wno-psabi", "-ffp-contract=fast", "-mavx2", "-mfma")
     subprocess.run([compiler, *flags, f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{found}\n")

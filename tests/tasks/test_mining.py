@@ -14,6 +14,7 @@ from fastenc.models import CrossEncoder, EncoderConfig, SentenceEmbedder
 from fastenc.models.embedding import search
 from fastenc.tasks.mining import Mining, mine_hard_negatives
 from tests.helpers.commands import failure, run
+from tests.helpers.versions import sentence_transformers_6
 
 WORDS = [
     "dog",
@@ -52,17 +53,34 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ({}, {}),
-        ({"skip": 2, "num_negatives": 4}, {"range_min": 2, "num_negatives": 4}),
-        ({"candidates": 6, "max_score": 0.96}, {"range_max": 6, "max_score": 0.96}),
-        ({"margin": 0.005, "min_score": 0.85}, {"absolute_margin": 0.005, "min_score": 0.85}),
-        (
+        pytest.param({}, {}, id="nearest"),
+        pytest.param(
+            {"skip": 2, "num_negatives": 4}, {"range_min": 2, "num_negatives": 4}, id="skip"
+        ),
+        pytest.param(
+            {"candidates": 6, "max_score": 0.96},
+            {"range_max": 6, "max_score": 0.96},
+            id="candidates",
+        ),
+        pytest.param(
+            {"margin": 0.005, "min_score": 0.85},
+            {"absolute_margin": 0.005, "min_score": 0.85},
+            id="margin",
+            marks=sentence_transformers_6,
+        ),
+        pytest.param(
             {"relative_margin": 0.01, "search": "faiss"},
             {"relative_margin": 0.01, "use_faiss": True},
+            id="relative margin, faiss",
+            marks=sentence_transformers_6,
         ),
-        ({"max_score": 0.48, "cross": True}, {"max_score": 0.48, "cross": True}),
+        pytest.param(
+            {"max_score": 0.48, "cross": True},
+            {"max_score": 0.48, "cross": True},
+            id="cross-encoder",
+            marks=sentence_transformers_6,
+        ),
     ],
-    ids=["nearest", "skip", "candidates", "margin", "relative margin, faiss", "cross-encoder"],
 )
 def test_negatives_are_sentence_transformers(ours, theirs, folder):
     from datasets import Dataset
@@ -150,3 +168,6 @@ def test_from_files_to_training_data(folder, tmp_path, capsys):
         (("--skip", 3, "--candidates", 4), "--candidates must be at least"),
     ):
         assert message in failure(capsys, *command, *options, "-o", tmp_path / "x.jsonl")
+    corpus.write_text("a\ttab\n")
+    message = "texts in a .tsv file must have no tabs"
+    assert message in failure(capsys, *command, "-o", tmp_path / "x.tsv")

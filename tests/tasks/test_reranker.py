@@ -8,7 +8,7 @@ import torch
 import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import EncoderConfig, SequenceClassifier
-from tests.helpers.commands import run
+from tests.helpers.commands import failure, run
 
 QUERY = "who plays chess"
 DOCUMENTS = [
@@ -69,7 +69,7 @@ def test_scores_are_those_of_a_cross_encoder(labels, config, tmp_path):
     assert reranker.predict([]).shape == (0,)
 
 
-def test_the_command_ranks_documents_for_each_query(tmp_path):
+def test_the_command_ranks_documents_for_each_query(tmp_path, capsys):
     folder = cross_encoder_folder(tmp_path / "model")
     queries, documents = tmp_path / "queries.txt", tmp_path / "documents.jsonl"
     queries.write_text(f"{QUERY}\nit rains\n")
@@ -89,6 +89,12 @@ def test_the_command_ranks_documents_for_each_query(tmp_path):
             assert row["text"] == DOCUMENTS[each["corpus_id"]]
             assert row["score"] == pytest.approx(each["score"], rel=1e-5)
     assert lines[0] == "query\trank\tscore\tdocument\ttext"
+    queries.write_text("a\ttab\n")
+    message = (
+        "texts in a .tsv file must have no tabs and no line breaks, got 'a\\ttab': write .jsonl"
+    )
+    command = ("rerank", folder, queries, documents, "-t", "text", "-o", tmp_path / "r.tsv")
+    assert message in failure(capsys, *command)
 
 
 def test_errors(tmp_path):

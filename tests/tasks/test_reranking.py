@@ -1,6 +1,7 @@
 """Reranking: losses and gradients are sentence-transformers', metrics are their definitions; files to files."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -192,7 +193,7 @@ def test_from_files_to_files(base, tmp_path):
         "--max-length",
         24,
     ]
-    run(
+    printed = run(
         "finetune",
         base,
         train,
@@ -206,6 +207,7 @@ def test_from_files_to_files(base, tmp_path):
         "--batch-size",
         2,
     )
+    assert re.search(r"train: 3 items, 9 sequences of \d+ to \d\d tokens", printed)
     assert task_of(output) is Reranking
     metrics = json.loads((output / "metrics.json").read_text())
     assert {"ndcg@10", "mrr@10", "map", "recall@10", "loss"} <= {*metrics}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
-from fastenc.data.writers import json_lines, table_lines
+from fastenc.data.writers import check_cells, json_lines, table_lines
 from fastenc.models import Encoder
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.mining import Mined, Mining, mine_hard_negatives
@@ -75,6 +76,8 @@ class Mine(Command):
         corpus = []
         if self.corpus is not None:
             corpus = read_inputs(self.corpus, (self.corpus_text,), self.quoting)
+        if self.output.suffix == ".tsv":
+            check_cells(chain(chain.from_iterable(pairs), corpus))
         encoder = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
         teacher = None
         if self.cross_encoder is not None:
@@ -93,8 +96,6 @@ class Mine(Command):
             batch_size=self.batch_size,
         )
         rows = [*(_lists(mined) if self.write_as == "lists" else self._triplets(mined))]
-        if self.output.suffix == ".tsv":
-            _check_cells(rows)
         lines = table_lines(rows) if self.output.suffix == ".tsv" else json_lines(rows)
         text = "".join(f"{line}\n" for line in lines)
         write(self.output, lambda path: path.write_text(text, encoding="utf-8"))
@@ -122,13 +123,3 @@ def _lists(mined: list[Mined]) -> Iterator[dict[str, Any]]:
             "label": [1] * len(positives) + [0] * len(negatives),
             "score": of_positives + of_negatives,
         }
-
-
-def _check_cells(rows: list[dict[str, Any]]) -> None:
-    """Raises: ValueError for a text that would break a table's lines."""
-    for row in rows:
-        for value in row.values():
-            if isinstance(value, str) and any(mark in value for mark in "\t\r\n"):
-                raise ValueError(
-                    f"texts in a .tsv file must have no tabs and no line breaks, got {value[:60]!r}: write .jsonl"
-                )

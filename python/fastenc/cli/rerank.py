@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastenc._base.progress import progress_bar
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.readers import read_inputs
-from fastenc.data.writers import json_lines, table_lines
+from fastenc.data.writers import check_cells, json_lines, table_lines
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.reranker import Reranker
 
@@ -56,6 +57,8 @@ class Rerank(Command):
         queries, documents = (
             read_inputs(path, (self.text,), self.quoting) for path in (self.queries, self.documents)
         )
+        if self.output.suffix == ".tsv":
+            check_cells(chain(queries, documents))
         reranker = Reranker.from_pretrained(self.model, dtype=dtype, max_length=self.max_length)
         reranker.model.to(device)
         rows = [*self._rows(reranker, queries, documents)]

@@ -1,7 +1,7 @@
 """Formats predictions as the lines of a table, or as JSON lines."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def table_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
@@ -10,6 +10,15 @@ def table_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         yield "\t".join(rows[0])
     for row in rows:
         yield "\t".join(map(_cell, row.values()))
+
+
+def check_cells(texts: Iterable[str]) -> None:
+    """Raises: ValueError for a text that would break the lines of :func:`table_lines`."""
+    for text in texts:
+        if any(mark in text for mark in "\t\r\n"):
+            raise ValueError(
+                f"texts in a .tsv file must have no tabs and no line breaks, got {text[:60]!r}: write .jsonl"
+            )
 
 
 def json_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:

@@ -151,29 +151,34 @@ class EncoderLayer(nn.Module):
         self.adaptation: str | None = None
 
     def weights(self) -> LayerWeights:
-        of_globals = self.global_qkv
-        qkv_bias: Tensor | None = self.qkv.bias
+        # Every call asks, and nn.Module.__getattr__ is slow.
+        modules: dict[str, Any] = self._modules
+        attention_out, attention_norm = modules["attention_out"], modules["attention_norm"]
+        qkv, up, down, out_norm = (modules[name] for name in ("qkv", "up", "down", "out_norm"))
+        position_key, position_query = modules.get("position_key"), modules.get("position_query")
+        cross, of_globals = modules.get("cross"), modules.get("global_qkv")
+        qkv_bias: Tensor | None = qkv.bias
         if self.query_bias is not None and self.value_bias is not None:
             attention = self._spec.attention
             qkv_bias = attention.bias_without_key(self.query_bias, self.value_bias)
         norms = self._spec.attention_norm, self._spec.out_norm
         return LayerWeights(
-            (self.qkv.weight,),
+            (qkv.weight,),
             (qkv_bias,),
-            self.attention_out.weight,
-            self.attention_out.bias,
-            norm_factor(self.attention_norm.weight, norms[0]),
-            getattr(self.attention_norm, "bias", None),
-            (self.up.weight,),
-            (self.up.bias,),
-            self.down.weight,
-            self.down.bias,
-            norm_factor(self.out_norm.weight, norms[1]),
-            getattr(self.out_norm, "bias", None),
-            *_parameters(self.position_key),
-            *_parameters(self.position_query),
-            *_own_norm_factors(self, norms),
-            cross=None if self.cross is None else self.cross.weights(),
+            attention_out.weight,
+            attention_out.bias,
+            norm_factor(attention_norm.weight, norms[0]),
+            getattr(attention_norm, "bias", None),
+            (up.weight,),
+            (up.bias,),
+            down.weight,
+            down.bias,
+            norm_factor(out_norm.weight, norms[1]),
+            getattr(out_norm, "bias", None),
+            *_parameters(position_key),
+            *_parameters(position_query),
+            *_own_norm_factors(modules, norms),
+            cross=None if cross is None else cross.weights(),
             global_qkv=None
             if of_globals is None
             else GlobalWeights((of_globals.weight,), (of_globals.bias,)),
@@ -524,14 +529,20 @@ def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
     return encoder
 
 
-def _own_norm_factors(layer: EncoderLayer, norms: tuple[NormSpec, NormSpec]) -> OwnNormFactors:
+def _own_norm_factors(
+    modules: Mapping[str, Any], norms: tuple[NormSpec, NormSpec]
+) -> OwnNormFactors:
     """The factors of the norms that only some families have, None for a missing one."""
-    factor = lambda module, spec: None if module is None else norm_factor(module.weight, spec)
+
+    def factor(name: str, spec: NormSpec) -> Tensor | None:
+        module = modules.get(name)
+        return None if module is None else norm_factor(module.weight, spec)
+
     return (
-        factor(layer.query_norm, norms[1]),
-        factor(layer.key_norm, norms[1]),
-        factor(layer.attention_own_norm, norms[0]),
-        factor(layer.down_own_norm, norms[1]),
+        factor("query_norm", norms[1]),
+        factor("key_norm", norms[1]),
+        factor("attention_own_norm", norms[0]),
+        factor("down_own_norm", norms[1]),
     )
 
 

@@ -121,7 +121,8 @@ class LayerCall(NamedTuple):
         """The names of everything in this call that a way must know in order to take it."""
         used = self.spec.features | given_fields(self.inputs, DERIVED_INPUTS)
         if self.weights._field_defaults:
-            used |= given_fields(self.weights)
+            # torch.compile in torch 2.11 cannot trace |= of frozensets.
+            used = used | given_fields(self.weights)
         if self.dropout is not NO_DROPOUT:
-            used |= {f"{name}_dropout" for name in self.dropout.probabilities()}
+            used = used | {f"{name}_dropout" for name in self.dropout.probabilities()}
         return used if self.adaptation is None else used | {"adaptation"}

@@ -84,7 +84,7 @@ def pack_weight(*weights: Tensor) -> Tensor:
 
     Returns: float32 (groups, in_features, group size): a group holds that many output features. The last group is
         padded with 0. The group size depends on the instruction set. With AMX, weights of bfloat16 stay bfloat16,
-        (groups, pairs of in_features, 2 * group size), and in_features are padded to a multiple of 32.
+        (groups of 32, pairs of in_features, 64), and in_features are padded to a multiple of 32.
     """
     return torch.ops.fastenc.pack_weight(list(weights))
 
@@ -213,11 +213,11 @@ library.define(
 
 def _fake_packed(weights: list[Tensor]) -> Tensor:
     built = library._C.build_info()
-    width, depth = built["panel_columns"], weights[0].shape[1]
-    groups = -(-sum(weight.shape[0] for weight in weights) // width)
+    columns, depth = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
     if built["bfloat16_tiles"] and weights[0].dtype == torch.bfloat16:
-        return weights[0].new_empty((groups, -(-depth // 32) * 16, 2 * width))
-    return weights[0].new_empty((groups, depth, width), dtype=torch.float32)
+        return weights[0].new_empty((-(-columns // 32), -(-depth // 32) * 16, 64))
+    width = built["panel_columns"]
+    return weights[0].new_empty((-(-columns // width), depth, width), dtype=torch.float32)
 
 
 library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)

@@ -325,6 +325,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """The token ids of an example by which a resumed run is compared with its checkpoint."""
         return example.input_ids
 
+    def sequence_lengths(self, example: Example) -> list[int]:
+        """The number of tokens of each sequence that a batch has of an example."""
+        return [len(example.input_ids)]
+
     def batch_tokens(self) -> int | None:
         """Default limit of the tokens of a training batch; None: no limit."""
         return None

@@ -149,6 +149,9 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         by_query = self.by_query and bool(data.labels)  # without labels, batches of pairs
         return encode_ranking(data, model.own_tokenizer(), self.room(model), by_query=by_query)
 
+    def sequence_lengths(self, example: RankingExample) -> list[int]:
+        return [*map(len, example.pairs)]
+
     def collate(self, examples: Sequence[RankingExample]) -> ModelArguments:
         return collate_ranking(examples, by_query=self.by_query, tokens_at_once=self.tokens_at_once)
 

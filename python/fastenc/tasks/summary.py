@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from fastenc.tasks.base import TokenSequence
-
 SHOWN = 12  # number of labels in a description
 
 
@@ -23,9 +21,8 @@ def number_range(values: Sequence[float]) -> str:
     return f"{min(values):.4g} to {max(values):.4g}, mean {sum(values) / len(values):.4g}"
 
 
-def sequence_lengths(examples: Sequence[TokenSequence], room: int) -> str:
-    """Number and lengths of the sequences, and how many of them have the largest length ``room``."""
-    lengths = [len(example.input_ids) for example in examples]
+def describe_lengths(lengths: Sequence[int], room: int) -> str:
+    """Number and lengths of sequences, and how many of them have the largest length ``room``."""
     full = sum(length >= room for length in lengths)
     text = f"{len(lengths):,} sequences of {min(lengths)} to {max(lengths)} tokens, median {median(lengths):g}"
     return f"{text}; {full:,} fill all {room}, beyond which texts are cut" if full else text

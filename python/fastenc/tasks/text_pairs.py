@@ -43,6 +43,9 @@ class TextPairTask(Task[Model, TextPairs, PairExample, Tensor]):
         for texts in in_parts(iterate_pairs(path, self.text[:2], self.quoting), size):
             yield TextPairs(texts, [])
 
+    def sequence_lengths(self, example: PairExample) -> list[int]:
+        return [*map(len, example.texts)]
+
     def lines(
         self, model: Model, data: TextPairs, predictions: Tensor, suffix: str
     ) -> Iterable[str]:

@@ -13,7 +13,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import ModelArguments
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill, TokenSequence
-from fastenc.tasks.summary import sequence_lengths
+from fastenc.tasks.summary import describe_lengths
 from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
 from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
@@ -139,7 +139,8 @@ def _described(
     name: str, task: Task, model: PretrainedModel, data: Sized, examples: Sequence[TokenSequence]
 ) -> str:
     """One line about a data set: its size, lengths and labels."""
-    details = (sequence_lengths(examples, task.room(model)), task.describe_labels(data))
+    lengths = [length for example in examples for length in task.sequence_lengths(example)]
+    details = (describe_lengths(lengths, task.room(model)), task.describe_labels(data))
     return f"{name}: {len(data):,} items, {'; '.join(filter(None, details))}"
 
 

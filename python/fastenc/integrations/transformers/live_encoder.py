@@ -264,10 +264,10 @@ class FixedTable:
         self._was_equal = False
 
     def is_unchanged(self) -> bool:
-        """Whether the table has these values. They are compared after a change, and on a CPU only: to read them on an
-        accelerator, the host would have to wait."""
+        """Whether the table has these values. As with buffers, they are compared, which waits for an accelerator, once
+        after a change."""
         table = self._module.weight
-        if table.device.type != "cpu":
+        if table.is_meta:
             return True
         version = 0 if table.is_inference() else table._version
         held, then = self._compared or (None, -1)

@@ -194,4 +194,6 @@ def _stacked(rows: list[tuple[Tensor, Tensor]], vocabulary: int, dtype: torch.dt
     values = torch.cat([torch.empty(0), *(weights for _, weights in rows)]).to(dtype)
     size = (len(rows), vocabulary)
     indices = torch.stack([row, tokens])
-    return torch.sparse_coo_tensor(indices, values, size, check_invariants=True).coalesce()
+    # As a context and not as an argument, with which torch 2.11 warns that coalesce() is unchecked.
+    with torch.sparse.check_sparse_tensor_invariants():
+        return torch.sparse_coo_tensor(indices, values, size).coalesce()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
+from fastenc.nn.features import given_fields
 from fastenc.nn.global_attention import attend_globally
 from fastenc.nn.layer import (
     attend_to_cache,
@@ -111,7 +112,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         return "gradients are on"
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
-    reason = weights_reason(weights, layer_call.spec)
+    # Frozen weights were asked before they were packed.
+    reason = None if layer_call.prepared.packed else weights_reason(weights, layer_call.spec)
     if reason is None and not _has_few_rows(x) and not _multiplies_pairs(weights):
         reason = packing_reason(weights)
     if reason is not None:
@@ -163,7 +165,10 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     if len(spec.norm_types) > 1:
         types = " and ".join(map(repr, sorted(spec.norm_types)))
         return f"its norms must be of one type, they are {types}"
-    if any(tensor.dtype != weight.dtype and tensor.dim() == 2 for tensor in weights.tensors()):
+    matrices = (*weights.qkv_weights, weights.attention_out_weight, *weights.up_weights)
+    if given_fields(weights):  # few families; every layer of every call asks
+        matrices = tuple(tensor for tensor in weights.tensors() if tensor.dim() == 2)
+    if any(matrix.dtype != weight.dtype for matrix in matrices):
         return "its weights must have one dtype, they have several"
     return None
 

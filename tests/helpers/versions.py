@@ -1,0 +1,10 @@
+"""Marks of tests whose peer is a newer version than the oldest one that works."""
+
+from importlib import metadata
+
+import pytest
+
+sentence_transformers_6 = pytest.mark.skipif(
+    int(metadata.version("sentence-transformers").partition(".")[0]) < 6,
+    reason="sentence-transformers 6.0 changed what is compared, and ours follows it",
+)
