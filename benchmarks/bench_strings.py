@@ -149,6 +149,7 @@ def measure(case: str, texts: list[str], parts: int, scratch: Path) -> dict[str,
             begin = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - begin)
+        print(f"{min(start + size, len(texts)):,} of {len(texts):,} sentences", flush=True)
     for name, of_parts in seconds.items():
         of_parts.sort()
         rows[name] |= {
