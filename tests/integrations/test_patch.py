@@ -193,7 +193,8 @@ def test_a_copy_is_patched_and_independent(family, copied):
     assert torch.equal(hidden, before) and not hidden[~real].any()
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter.zero_()
+            if parameter.requires_grad:  # RoFormer's table of angles is a constant
+                parameter.zero_()
     assert not twin(**batch).last_hidden_state.any()
     assert torch.equal(ours(**batch).last_hidden_state, before)
 
