@@ -74,7 +74,9 @@ wheel: setup
 
 # The source distribution, and from it the wheel without compiled code.
 wheel-pure:
-	FASTENC_BUILD=0 $(PYTHON) -m build --no-isolation --outdir dist
+	$(PYTHON) -m venv build/release/pure
+	build/release/pure/bin/pip install -q build "setuptools>=64" wheel
+	FASTENC_BUILD=0 build/release/pure/bin/python -m build --no-isolation --outdir dist
 
 wheel-check:
 	PYTHON=$(PYTHON) release/check.sh

@@ -57,9 +57,9 @@ def disturb(module):
     return module
 
 
-def classifier(aggregation, family="bert"):
+def classifier(aggregation, family="bert", **changes):
     torch.manual_seed(0)
-    config = WIDE.replace(family=family, **FAMILIES[family])
+    config = WIDE.replace(family=family, **FAMILIES[family], **changes)
     model = SequenceClassifier(config, num_labels=3, long_texts=long_texts(aggregation))
     return disturb(model).eval()
 
@@ -215,7 +215,7 @@ def test_inference_in_groups_gives_the_same_in_bounded_memory(aggregation, famil
 @pytest.mark.parametrize("aggregation,training", [("transformer", True)])
 def test_compiles_without_breaks(aggregation, training):
     torch.compiler.reset()
-    model = classifier(aggregation).train(training)
+    model = classifier(aggregation, num_layers=1).train(training)  # a layer takes seconds to compile
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in (LENGTHS, [[9, 3], [5] * 4]):
         batch, described = packed(documents(lengths), 20)
