@@ -215,7 +215,8 @@ def test_inference_in_groups_gives_the_same_in_bounded_memory(aggregation, famil
 @pytest.mark.parametrize("aggregation,training", [("transformer", True)])
 def test_compiles_without_breaks(aggregation, training):
     torch.compiler.reset()
-    model = classifier(aggregation, num_layers=1).train(training)  # a layer takes seconds to compile
+    # A layer takes seconds to compile.
+    model = classifier(aggregation, num_layers=1).train(training)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for lengths in (LENGTHS, [[9, 3], [5] * 4]):
         batch, described = packed(documents(lengths), 20)
