@@ -146,6 +146,11 @@ def test_bad_settings_are_named(folder, tmp_path):
             call()
     model.save_pretrained(tmp_path)
     file = tmp_path / "modules.json"
-    file.write_text(file.read_text().replace("MLMTransformer", "Router"))
-    with pytest.raises(ValueError, match="must be a masked-LM model and SpladePooling, got Router"):
-        SparseEncoder.from_pretrained(tmp_path)
+    of_splade = file.read_text()
+    for name, other, message in (
+        ("MLMTransformer", "Router", "got Router, SpladePooling: use sentence-transformers"),
+        ("SpladePooling", "Pooling", "got MLMTransformer, Pooling: it gives dense vectors"),
+    ):
+        file.write_text(of_splade.replace(f"models.{name}", f"models.{other}"))
+        with pytest.raises(ValueError, match=message):
+            SparseEncoder.from_pretrained(tmp_path)

@@ -63,9 +63,11 @@ def read_splade(folder: Path) -> SpladeSettings | None:
     steps = steps_in(path)
     names = [name for name, _ in steps]
     if names not in (["MLMTransformer", POOLING], ["Transformer", POOLING]):
+        remedy = "use sentence-transformers for other steps"
+        if POOLING not in names:
+            remedy = "it gives dense vectors, which Encoder.encode and fastenc embed without --sparse compute"
         raise ValueError(
-            f"{path} must be a masked-LM model and {POOLING}, got {', '.join(names)}: use sentence-transformers for "
-            "other steps"
+            f"{path} must be a masked-LM model and {POOLING}, got {', '.join(names)}: {remedy}"
         )
     main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
     check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
