@@ -19,7 +19,7 @@ bool is_intel();
 bool has_bf16_units();
 // Whether the chosen set has products of pairs of bfloat16: AVX512-BF16, or Arm's bfmmla.
 bool has_bf16_dot_products();
-// Whether it can use AMX for bfloat16 too, which the operating system must grant.
+// Whether the chosen set has AMX for bfloat16 too. The operating system must grant its use.
 bool has_bf16_tiles();
 // Whether the chosen set has products of 8 bits: AVX512-VNNI or AVX-VNNI.
 bool has_int8_dot_products();

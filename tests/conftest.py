@@ -112,7 +112,7 @@ def triton_target(triton_kernels, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def no_curves():
-    """Training draws no curves.png, which takes longer than training a tiny model does, but within ``with_curves``."""
+    """Training draws curves.png within ``with_curves`` only: drawing takes longer than training a tiny model."""
     with without_curves():
         yield
 

@@ -32,7 +32,7 @@ void pack_tile_group(const WeightRows& weight, int64_t group, float* packed) {
           });
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN, and what is below 2^-126 becomes 0, as which AMX takes it.
+// Rounds to nearest, ties to even. NaN stays NaN. A number below 2^-126 becomes 0; AMX, too, takes it as 0.
 FASTENC_INLINE void store_pairs(char* target, Vec x) {
   const __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
   __builtin_memcpy(target, &narrow, sizeof narrow);

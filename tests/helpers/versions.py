@@ -1,4 +1,4 @@
-"""Marks of tests whose peer is a newer version than the oldest one that works."""
+"""Marks for tests that compare with a library in a newer version than the oldest supported one."""
 
 from importlib import metadata
 

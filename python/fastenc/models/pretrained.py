@@ -472,7 +472,7 @@ def _class_names(hf_config: JsonObject) -> list[str]:
 
 
 def _tokenizer_of(folder: Path, config: EncoderConfig) -> TokenizerLike | None:
-    """The folder's tokenizer; None without one, or if the file is half of transformers' tokenizer of the family."""
+    """The folder's tokenizer, or None. The file of a family with a ``word_splitter`` lacks that step: it gives None."""
     if not (folder / "tokenizer.json").exists():
         return None
     splitter, settings = config.architecture.word_splitter, folder / "tokenizer_config.json"

@@ -87,8 +87,8 @@ class RotarySpec:
         theta: base of the frequencies.
         scaling: how the frequencies differ from these, for texts longer than the pretraining length or in a file; or
             None.
-        bounded: whether these angles are valid up to the model's max_positions only (longer texts would have angles
-            that depend on the longest text of a batch, or there are none).
+        bounded: whether these angles are valid up to the model's max_positions only. The family then has no angles for
+            longer texts, or angles that depend on the longest text of a batch.
         exact: the angles are computed in float64, not in float32.
     Source: Su et al. 2021, arXiv:2104.09864.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.live_model import (
     Allowed,
+    Contents,
     Snapshot,
     first_difference,
     new_of_same_class,
@@ -260,21 +261,21 @@ class FixedTable:
 
     def __init__(self, module: Any, values: Tensor):
         self._module, self._values = module, values
-        self._compared: tuple[Tensor, int] | None = None
+        # The table that was compared last, which is held so that no other one gets its address, and its contents.
+        self._compared: tuple[Tensor, Contents] | None = None
         self._was_equal = False
 
     def is_unchanged(self) -> bool:
-        """Whether the table has these values. As with buffers, they are compared, which waits for an accelerator, once
-        after a change."""
+        """Whether the table has these values. Comparing them waits for an accelerator, but only once after a change."""
         table = self._module.weight
         if table.is_meta:
             return True
-        version = 0 if table.is_inference() else table._version
-        held, then = self._compared or (None, -1)
-        if held is None or held.data_ptr() != table.data_ptr() or version != then:
-            # Held, so that no other table gets its address.
-            self._compared = table.detach(), version
-            self._was_equal = is_table(table, self._values)
+        if self._compared is not None:
+            held, contents = self._compared
+            if held.data_ptr() == table.data_ptr() and contents.are_those_of(table):
+                return self._was_equal
+        self._compared = table.detach(), Contents(table)
+        self._was_equal = is_table(table, self._values)
         return self._was_equal
 
 

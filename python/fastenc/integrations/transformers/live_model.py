@@ -248,7 +248,7 @@ class Snapshot:
         self._hooks = [registered for registered in hooks if registered]
         self._hooks_then = [dict(registered) for registered in self._hooks]
         self._buffers = [
-            (module._buffers, key, buffer, _Contents(buffer))
+            (module._buffers, key, buffer, Contents(buffer))
             for module in self._modules
             for key, buffer in module._buffers.items()
             if buffer is not None
@@ -274,14 +274,14 @@ class Snapshot:
             return False
 
 
-class _Contents:
-    """The values of a buffer; on an accelerator, where reading them would wait, its version counter."""
+class Contents:
+    """The values of a tensor; on an accelerator, where reading them would wait, its version counter."""
 
-    def __init__(self, buffer: Tensor):
-        self._values = buffer.clone() if buffer.device.type == "cpu" else None
-        self._version = 0 if buffer.is_inference() else buffer._version
+    def __init__(self, tensor: Tensor):
+        self._values = tensor.detach().clone() if tensor.device.type == "cpu" else None
+        self._version = 0 if tensor.is_inference() else tensor._version
 
-    def are_those_of(self, buffer: Tensor) -> bool:
+    def are_those_of(self, tensor: Tensor) -> bool:
         if self._values is None:
-            return buffer.is_inference() or buffer._version == self._version
-        return torch.equal(buffer, self._values)
+            return tensor.is_inference() or tensor._version == self._version
+        return torch.equal(tensor, self._values)

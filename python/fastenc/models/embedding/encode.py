@@ -60,8 +60,8 @@ def encode(
             :func:`fastenc.models.embedding.quantization.quantize_vectors`, with the ranges of these texts.
         batch_invariant: give a text the same bits alone, in any batch and in any order on a GPU too. Products then run
             in a Triton kernel with one order of sums in place of cuBLAS. Not for LoRA, DeBERTa, BigBird, Longformer and
-            torch.compile. On a CPU it changes nothing: docs/sentence-embeddings.md says where the
-            bits are the same anyway.
+            torch.compile. On a CPU it changes nothing: docs/sentence-embeddings.md says where the bits are the same
+            anyway.
         show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
