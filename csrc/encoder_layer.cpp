@@ -100,9 +100,9 @@ const void* checked_rows(const char* op, const Tensor& x, ScalarType dtype) {
 }
 
 Tensor attention(
-    Tensor x, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,
-    int64_t max_seqlen, int64_t num_heads, int64_t num_key_heads, int64_t head_dim, double scale,
-    std::optional<Tensor> relative_bias, std::optional<Tensor> rotary, std::optional<Tensor> query_norm,
+    Tensor x, Tensor cu_seqlens, int64_t max_seqlen, std::optional<Tensor> relative_bias, std::optional<Tensor> rotary,
+    bool few_rows, std::vector<Tensor> qkv, std::optional<Tensor> qkv_bias, bool packed, int64_t num_heads,
+    int64_t num_key_heads, int64_t head_dim, double scale, std::optional<Tensor> query_norm,
     std::optional<Tensor> key_norm, double head_norm_eps, int64_t window_left, int64_t window_right) {
   x = as_contiguous(x);
   const auto* x_rows = checked_rows(kAttention, x, x.scalar_type());
@@ -146,12 +146,12 @@ Tensor attention(
 
 // Returns (y, the next layer's residual). The residual is empty after a post-norm layer, where it equals y.
 std::tuple<Tensor, Tensor> after_attention(
-    Tensor attended, Tensor residual, std::vector<Tensor> attention_out, std::optional<Tensor> attention_out_bias,
-    Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias, std::vector<Tensor> up,
-    std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias, Tensor out_norm_weight,
-    std::optional<Tensor> out_norm_bias, std::optional<Tensor> attention_own_norm,
-    std::optional<Tensor> down_own_norm, bool packed, bool few_rows, int64_t inner, int64_t activation, bool gated,
-    bool pre_norm, bool rms, double attention_norm_eps, double out_norm_eps) {
+    Tensor attended, Tensor residual, bool few_rows, std::vector<Tensor> attention_out,
+    std::optional<Tensor> attention_out_bias, Tensor attention_norm_weight, std::optional<Tensor> attention_norm_bias,
+    std::vector<Tensor> up, std::optional<Tensor> up_bias, std::vector<Tensor> down, std::optional<Tensor> down_bias,
+    Tensor out_norm_weight, std::optional<Tensor> out_norm_bias, std::optional<Tensor> attention_own_norm,
+    std::optional<Tensor> down_own_norm, bool packed, int64_t inner, int64_t activation, bool gated, bool pre_norm,
+    bool rms, double attention_norm_eps, double out_norm_eps) {
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
   const auto dtype = residual.scalar_type();

@@ -86,10 +86,10 @@ void attend_to_sequences(
 }
 
 Tensor attention(
-    Tensor x, Tensor qkv, std::optional<Tensor> qkv_bias, Tensor cu_seqlens, int64_t max_seqlen, int64_t num_heads,
-    int64_t num_key_heads, int64_t head_dim, double scale, std::optional<Tensor> relative_bias,
-    std::optional<Tensor> rotary, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm,
-    double head_norm_eps, int64_t window_left, int64_t window_right, bool bf16) {
+    Tensor x, Tensor cu_seqlens, int64_t max_seqlen, std::optional<Tensor> relative_bias, std::optional<Tensor> rotary,
+    Tensor qkv, std::optional<Tensor> qkv_bias, int64_t num_heads, int64_t num_key_heads, int64_t head_dim,
+    double scale, std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double head_norm_eps,
+    int64_t window_left, int64_t window_right, bool bf16) {
   x = as_contiguous(x);
   const float* x_rows = checked_rows(kAttention, x);
   const LayerAttentionTerms given(

@@ -13,7 +13,9 @@ Weight::Weight(const std::vector<Tensor>& tensors) {
     held_.push_back(tensor.stride(1) == 1 ? tensor : as_contiguous(tensor));
     const auto* start = static_cast<const char*>(held_.back().const_data_ptr());
     const int64_t row_bytes = held_.back().stride(0) * (rows_.bf16 ? 2 : 4);
-    for (int64_t row = 0; row < tensor.size(0); ++row) starts_.push_back(start + row * row_bytes);
+    const size_t before = starts_.size();
+    starts_.resize(before + tensor.size(0));
+    for (size_t row = before; row < starts_.size(); ++row) starts_[row] = start + (row - before) * row_bytes;
   }
   rows_.rows = starts_.data();
   rows_.count = static_cast<int64_t>(starts_.size());

@@ -133,8 +133,9 @@ def test_extreme_scores_in_a_layers_inference(instruction_set, dtype, few_rows):
     for magnitude in (2.0**20, -(2.0**66)):
         (qkv,) = with_extreme_scores(inputs_of(case, 1, 16, dtype), magnitude).qkv
         attended = torch.ops.fastenc.encoder_layer_attention(
-            *(qkv.detach().flatten(1), [torch.eye(48, dtype=dtype)], None, False, few_rows),
-            *(offsets_of(case.lengths_q), 40, 1, 1, 16, 0.25, *[None] * 4, 0.0, *case.window),
+            *(qkv.detach().flatten(1), offsets_of(case.lengths_q), 40, None, None, few_rows),
+            *([torch.eye(48, dtype=dtype)], None, False, 1, 1, 16, 0.25, None, None, 0.0),
+            *case.window,
         )
         exact = plain(qkv.detach().double(), case.lengths_q, window=case.window)
         torch.testing.assert_close(attended.double(), exact.flatten(1), rtol=1e-5, atol=1e-5)

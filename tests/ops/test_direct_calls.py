@@ -23,10 +23,10 @@ def attention(cu_seqlens, cu_seqlens_k=None, longest=3):
 
 def layer_attention(cu_seqlens):
     weight = torch.zeros(48, 16)
-    sizes = (cu_seqlens, 3, 1, 1, 16, 1.0)
-    options = (*[None] * 4, 0.0, -1, -1)
+    inputs = (torch.zeros(6, 16), cu_seqlens, 3, None, None)
+    options = (1, 1, 16, 1.0, None, None, 0.0, -1, -1)
     return torch.ops.fastenc.encoder_layer_attention(
-        torch.zeros(6, 16), [weight], None, False, False, *sizes, *options
+        *inputs, False, [weight], None, False, *options
     )
 
 

@@ -6,10 +6,11 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.frozen_layers import with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
@@ -180,15 +181,19 @@ def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
     with torch.no_grad():
         rows = owner.position_rows()
         return [
-            Prepared(weights, stacked=stacked(weights))
-            if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights)
-            else Prepared(
-                weights,
-                packed=cpu_inference.pack(weights),
-                positions=cpu_inference.project(rows, weights, spec),
-            )
+            with_fixed_arguments(_frozen(weights, spec, rows), weights, spec)
             for weights, spec in owner.layer_weights()
         ]
+
+
+def _frozen(weights: LayerWeights, spec: LayerSpec, rows: Tensor | None) -> Prepared:
+    if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights):
+        return Prepared(weights, stacked=stacked(weights))
+    return Prepared(
+        weights,
+        packed=cpu_inference.pack(weights),
+        positions=cpu_inference.project(rows, weights, spec),
+    )
 
 
 def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
@@ -213,13 +218,17 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
                         f"in layer {number}: load other weights"
                     )
         rows = owner.position_rows()
-        return [
+        quantised = [
             Prepared(
                 weights,
                 int8=int8_inference.pack(weights, spec),
                 positions=cpu_inference.project(rows, weights, spec),
             )
             for weights, spec in layers
+        ]
+        return [
+            with_fixed_arguments(each, *layer)
+            for each, layer in zip(quantised, layers, strict=True)
         ]
 
 

@@ -70,6 +70,14 @@ class Int8Weights(NamedTuple):
     bf16_attention: bool
 
 
+class FixedArguments(NamedTuple):
+    """The last arguments of a layer's two CPU ops (:mod:`fastenc.ops.encoder_layer`), which no call changes: weights,
+    biases, numbers."""
+
+    attention: tuple
+    after_attention: tuple
+
+
 class ProjectedPositions(NamedTuple):
     """The keys and the queries of all rows of a table of relative positions, each (rows, num_heads, head_dim) or None
     without its term."""
@@ -88,6 +96,7 @@ class Prepared(NamedTuple):
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
         positions: relative positions that are projected once, for CPU inference.
+        fixed: for layers that CPU inference always runs in two ops (:mod:`fastenc.nn.frozen_layers`).
     """
 
     weights: LayerWeights | None = None
@@ -96,6 +105,7 @@ class Prepared(NamedTuple):
     stacked: LayerWeights | None = None
     cast: CastWeights | None = None
     positions: ProjectedPositions | None = None
+    fixed: FixedArguments | None = None
 
 
 NOT_PREPARED = Prepared()

@@ -13,6 +13,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
+from fastenc.nn.frozen_layers import runner
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
@@ -178,6 +179,9 @@ def run_stack(
     casts = (
         None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
+    run_frozen = None
+    if source is None and caches is None and global_tokens is None:
+        run_frozen = runner(x, max_seqlen, modules.layers, dropouts, modules.frozen)
     last = len(spec.layers) - 1
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
@@ -188,6 +192,8 @@ def run_stack(
         arguments = (state, of_layer, layer_spec, dropouts[number])
         if recomputed[index]:
             state = checkpoint(layer, *arguments, use_reentrant=False)
+        elif run_frozen is not None:
+            state = run_frozen(index, state, of_layer, layer_spec.pre_norm)
         elif modules.frozen is not None:
             state = layer(*arguments, modules.frozen[index])
         else:

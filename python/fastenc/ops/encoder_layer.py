@@ -10,8 +10,8 @@ import torch
 from fastenc.ops import library
 
 
-def _fake_attention(x, qkv, bias, packed, few_rows, cu_seqlens, longest, *description):
-    num_heads, _, head_dim, *_ = description
+def _fake_attention(x, cu_seqlens, longest, relative_bias, rotary, few_rows, qkv, *description):
+    _, _, num_heads, _, head_dim, *_ = description
     by_tiles = qkv[0].dtype == torch.bfloat16 and library._C.build_info()["bfloat16_tiles"]
     dtype = torch.bfloat16 if by_tiles else torch.float32
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=dtype)
@@ -27,9 +27,9 @@ def _fake_after_attention(attended, residual, *arguments):
 # bfloat16 where AMX multiplies weights of bfloat16, else float32.
 # query_norm, key_norm (head_dim,): the weights of RMSNorm of each query and key before the rotation.
 library.define(
-    "encoder_layer_attention(Tensor x, Tensor[] qkv, Tensor? qkv_bias, bool packed, bool few_rows, Tensor cu_seqlens,"
-    " int max_seqlen, int num_heads, int num_key_heads, int head_dim, float scale, Tensor? relative_bias,"
-    " Tensor? rotary, Tensor? query_norm, Tensor? key_norm, float head_norm_eps, int window_left, int window_right)"
+    "encoder_layer_attention(Tensor x, Tensor cu_seqlens, int max_seqlen, Tensor? relative_bias, Tensor? rotary,"
+    " bool few_rows, Tensor[] qkv, Tensor? qkv_bias, bool packed, int num_heads, int num_key_heads, int head_dim,"
+    " float scale, Tensor? query_norm, Tensor? key_norm, float head_norm_eps, int window_left, int window_right)"
     " -> Tensor",
     _fake_attention,
 )
@@ -38,11 +38,10 @@ library.define(
 # Post-norm: r = h, and the second result is empty. Pre-norm: r = s, and the second result is r + FFN(h), the next
 # layer's residual. Both results have the residual's dtype, float32 or bfloat16.
 library.define(
-    "encoder_layer_after_attention(Tensor attended, Tensor residual, Tensor[] attention_out,"
+    "encoder_layer_after_attention(Tensor attended, Tensor residual, bool few_rows, Tensor[] attention_out,"
     " Tensor? attention_out_bias, Tensor attention_norm_weight, Tensor? attention_norm_bias, Tensor[] up,"
     " Tensor? up_bias, Tensor[] down, Tensor? down_bias, Tensor out_norm_weight, Tensor? out_norm_bias,"
-    " Tensor? attention_own_norm, Tensor? down_own_norm, bool packed, bool few_rows, int inner, int activation,"
-    " bool gated, bool pre_norm, bool rms, float attention_norm_eps,"
-    " float out_norm_eps) -> (Tensor, Tensor)",
+    " Tensor? attention_own_norm, Tensor? down_own_norm, bool packed, int inner, int activation, bool gated,"
+    " bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )

@@ -59,6 +59,11 @@ def _fake_quantised(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.uint8), x.new_empty((x.shape[0], groups, 2))
 
 
+def _fake_attention(x, cu_seqlens, longest, relative_bias, rotary, qkv, bias, heads, *description):
+    _, head_dim, *_ = description
+    return x.new_empty((x.shape[0], heads * head_dim))
+
+
 def _fake_after_attention(attended, residual, *arguments):
     pre_norm = arguments[-4]
     rows, hidden = residual.shape
@@ -75,12 +80,10 @@ library.define(
 # are those of pack_int8. A gated layer's two halves of up are up and gate; up_bias is that of both. bf16:
 # attention multiplies bfloat16.
 library.define(
-    "int8_layer_attention(Tensor x, Tensor qkv, Tensor? qkv_bias, Tensor cu_seqlens, int max_seqlen, int num_heads,"
-    " int num_key_heads, int head_dim, float scale, Tensor? relative_bias, Tensor? rotary, Tensor? query_norm,"
+    "int8_layer_attention(Tensor x, Tensor cu_seqlens, int max_seqlen, Tensor? relative_bias, Tensor? rotary,"
+    " Tensor qkv, Tensor? qkv_bias, int num_heads, int num_key_heads, int head_dim, float scale, Tensor? query_norm,"
     " Tensor? key_norm, float head_norm_eps, int window_left, int window_right, bool bf16) -> Tensor",
-    lambda x, qkv, bias, cu_seqlens, longest, heads, key_heads, dim, *_: x.new_empty(
-        (x.shape[0], heads * dim)
-    ),
+    _fake_attention,
 )
 library.define(
     "int8_layer_after_attention(Tensor attended, Tensor residual, Tensor attention_out, Tensor? attention_out_bias,"

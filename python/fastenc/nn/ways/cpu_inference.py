@@ -28,12 +28,15 @@ from fastenc.nn.layer_call import (
     GLOBAL_TOKENS,
     HEAD_NORMS,
     OWN_NORMS,
+    FixedArguments,
     LayerCall,
     PackedCross,
     PackedWeights,
     ProjectedPositions,
 )
 from fastenc.nn.layer_spec import (
+    AttentionInputs,
+    AttentionSpec,
     LayerSpec,
     LayerState,
     LayerWeights,
@@ -114,7 +117,7 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         return "autocast is on"
     # Frozen weights were asked before they were packed.
     reason = None if layer_call.prepared.packed else weights_reason(weights, layer_call.spec)
-    if reason is None and not _has_few_rows(x) and not _multiplies_pairs(weights):
+    if reason is None and not has_few_rows(x) and not _multiplies_pairs(weights):
         reason = packing_reason(weights)
     if reason is not None:
         return reason
@@ -141,7 +144,12 @@ def _multiplies_tiles(weights: LayerWeights) -> bool:
     return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_tiles()
 
 
-def _has_few_rows(x: Tensor) -> bool:
+def reads_plain(weights: LayerWeights, spec: LayerSpec) -> bool:
+    """Whether these ops take any number of rows of weights that are not packed."""
+    return weights_reason(weights, spec) is None and _multiplies_pairs(weights)
+
+
+def has_few_rows(x: Tensor) -> bool:
     return x.shape[0] <= max(gemm.FEW_ROWS, MIN_ROWS_PER_THREAD * torch.get_num_threads())
 
 
@@ -185,15 +193,10 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         layer_call.spec,
         layer_call.prepared.packed,
     )
-    x, w, a, f = (
-        state.x,
-        layer_call.prepared.stacked or layer_call.weights,
-        spec.attention,
-        spec.feed_forward,
-    )
-    take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
+    x, w, a = state.x, layer_call.prepared.stacked or layer_call.weights, spec.attention
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    few_rows = _has_few_rows(x)
+    fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
+    few_rows = has_few_rows(x)
     separate = (
         inputs.cache is not None
         or inputs.global_tokens is not None
@@ -202,45 +205,64 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         or (a.global_attention and _multiplies_pairs(w))
     )
     in_one_op = not (a.position_terms or a.sorts_qkv or separate)
-    shared = few_rows or _shares_sequences(x, inputs.max_seqlen)
+    shared = few_rows or shares_sequences(x, inputs.max_seqlen)
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
     rounds = _multiplies_pairs(w) or a.head_norm_eps is not None
     if in_one_op and (shared or rounds):
-        attended = torch.ops.fastenc.encoder_layer_attention(
-            x,
-            take("qkv", w.qkv_weights),
-            stack_biases(w.qkv_biases, w.qkv_weights),
-            packed is not None,
-            few_rows or not shared,
-            inputs.cu_seqlens,
-            inputs.max_seqlen,
-            *a.heads[:2],
-            a.head_dim,
-            a.scale,
-            inputs.relative_bias,
-            inputs.rotary,
-            w.query_norm_weight,
-            w.key_norm_weight,
-            a.head_norm_eps or 0.0,
-            *a.window,
-        )
+        attended = attend_in_one_op(few_rows or not shared, x, inputs, fixed)
     else:
         # In float32 as in the one op, and as with packed weights, which bfloat16 has where it is emulated.
         widens = in_one_op or (x.dtype == torch.bfloat16 and gemm.emulates_bfloat16())
         attended = attend(_project(x.float() if widens else x, w, spec, packed), layer_call)
-    out, norm, before = (
-        take("attention_out", (w.attention_out_weight,)),
-        spec.attention_norm,
-        state.residual,
-    )
+    before = state.residual
     if spec.cross_norm is not None:
         attended, before = _attend_to_source(attended, layer_call)
-        w, norm = w.after_self_attention(), spec.cross_norm
+    return after_attention(few_rows, attended, before, fixed, spec.pre_norm)
+
+
+def attend_in_one_op(
+    few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: FixedArguments
+) -> Tensor:
+    """Attention of x: (total_tokens, num_heads * head_dim). few_rows: the threads share out the columns."""
+    return torch.ops.fastenc.encoder_layer_attention(
+        x,
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        inputs.relative_bias,
+        inputs.rotary,
+        few_rows,
+        *fixed.attention,
+    )
+
+
+def after_attention(
+    few_rows: bool, attended: Tensor, residual: Tensor, fixed: FixedArguments, pre_norm: bool
+) -> LayerState:
+    """The layer's end."""
+    y, next_residual = torch.ops.fastenc.encoder_layer_after_attention(
+        attended, residual, few_rows, *fixed.after_attention
+    )
+    return LayerState(y, next_residual if pre_norm else y)
+
+
+def fixed_arguments(
+    w: LayerWeights, packed: PackedWeights | None, spec: LayerSpec
+) -> FixedArguments:
+    """The arguments of the two ops that follow from the layer alone."""
+    take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
+    attention = (
+        take("qkv", w.qkv_weights),
+        stack_biases(w.qkv_biases, w.qkv_weights),
+        packed is not None,
+        *attention_numbers(w, spec.attention),
+    )
+    out, norm = take("attention_out", (w.attention_out_weight,)), spec.attention_norm
+    if spec.cross_norm is not None:
         of_cross = None if packed is None else packed.cross
+        w, norm = w.after_self_attention(), spec.cross_norm
         out = [w.attention_out_weight if of_cross is None else of_cross.out]
-    y, residual = torch.ops.fastenc.encoder_layer_after_attention(
-        attended,
-        before,
+    f = spec.feed_forward
+    after_attention = (
         out,
         w.attention_out_bias,
         w.attention_norm_weight,
@@ -254,7 +276,6 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         w.attention_own_norm_weight,
         w.down_own_norm_weight,
         packed is not None,
-        few_rows,
         f.intermediate_size,
         activation.NUMBERS[f.activation],
         f.gated,
@@ -263,7 +284,20 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         norm.eps,
         spec.out_norm.eps,
     )
-    return LayerState(y, residual if spec.pre_norm else y)
+    return FixedArguments(attention, after_attention)
+
+
+def attention_numbers(w: LayerWeights, spec: AttentionSpec) -> tuple:
+    """Heads, scale, norms of heads and window: what follows the product in the ops of attention."""
+    return (
+        *spec.heads[:2],
+        spec.head_dim,
+        spec.scale,
+        w.query_norm_weight,
+        w.key_norm_weight,
+        spec.head_norm_eps or 0.0,
+        *spec.window,
+    )
 
 
 def _attend_to_source(attended: Tensor, layer_call: LayerCall) -> tuple[Tensor, Tensor]:
@@ -319,7 +353,7 @@ def product(
     return torch.ops.fastenc.gemm(x, stack(weights).t(), bias)
 
 
-def _shares_sequences(x: Tensor, max_seqlen: int) -> bool:
+def shares_sequences(x: Tensor, max_seqlen: int) -> bool:
     """Whether the threads can share out whole sequences evenly."""
     threads = torch.get_num_threads()
     return threads == 1 or max_seqlen * MIN_SEQUENCES_PER_THREAD * threads <= x.shape[0]

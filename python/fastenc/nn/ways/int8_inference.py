@@ -6,11 +6,18 @@ on the batch, its order or the number of threads.
 """
 
 import torch
+from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import Int8Weights, LayerCall
-from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack_biases
+from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
+from fastenc.nn.layer_spec import (
+    AttentionInputs,
+    LayerSpec,
+    LayerState,
+    LayerWeights,
+    stack_biases,
+)
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products
 from fastenc.packing import check_cu_seqlens
@@ -89,55 +96,72 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
         layer_call.spec,
         layer_call.weights,
     )
-    a, f, packed = spec.attention, spec.feed_forward, layer_call.prepared.int8
+    a, packed = spec.attention, layer_call.prepared.int8
     assert packed is not None
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
-    bias = stack_biases(w.qkv_biases, w.qkv_weights)
+    fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
     if a.position_terms or a.sorts_qkv or plan_of(inputs, a):
+        bias = stack_biases(w.qkv_biases, w.qkv_weights)
         columns = 3 * a.num_heads * a.head_dim
         attended = cpu_inference.attend(
             int8_products.int8_linear(state.x, packed.qkv, bias, columns), layer_call
         )
     else:
-        attended = torch.ops.fastenc.int8_layer_attention(
-            state.x,
+        attended = attend(state.x, inputs, fixed)
+    return after_attention(attended, state.residual, fixed, spec.pre_norm)
+
+
+def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> FixedArguments:
+    """The arguments of the two ops that follow from the layer alone."""
+    return FixedArguments(
+        (
             packed.qkv,
-            bias,
-            inputs.cu_seqlens,
-            inputs.max_seqlen,
-            *a.heads[:2],
-            a.head_dim,
-            a.scale,
-            inputs.relative_bias,
-            inputs.rotary,
-            w.query_norm_weight,
-            w.key_norm_weight,
-            a.head_norm_eps or 0.0,
-            *a.window,
+            stack_biases(w.qkv_biases, w.qkv_weights),
+            *cpu_inference.attention_numbers(w, spec.attention),
             packed.bf16_attention,
-        )
-    y, residual = torch.ops.fastenc.int8_layer_after_attention(
-        attended,
-        state.residual,
-        packed.attention_out,
-        w.attention_out_bias,
-        w.attention_norm_weight,
-        w.attention_norm_bias,
-        packed.up,
-        packed.gate,
-        stack_biases(w.up_biases, w.up_weights),
-        packed.down,
-        w.down_bias,
-        w.out_norm_weight,
-        w.out_norm_bias,
-        w.attention_own_norm_weight,
-        w.down_own_norm_weight,
-        f.intermediate_size,
-        activation.NUMBERS[f.activation],
-        spec.pre_norm,
-        spec.attention_norm.norm_type == "rms",
-        spec.attention_norm.eps,
-        spec.out_norm.eps,
+        ),
+        (
+            packed.attention_out,
+            w.attention_out_bias,
+            w.attention_norm_weight,
+            w.attention_norm_bias,
+            packed.up,
+            packed.gate,
+            stack_biases(w.up_biases, w.up_weights),
+            packed.down,
+            w.down_bias,
+            w.out_norm_weight,
+            w.out_norm_bias,
+            w.attention_own_norm_weight,
+            w.down_own_norm_weight,
+            spec.feed_forward.intermediate_size,
+            activation.NUMBERS[spec.feed_forward.activation],
+            spec.pre_norm,
+            spec.attention_norm.norm_type == "rms",
+            spec.attention_norm.eps,
+            spec.out_norm.eps,
+        ),
     )
-    return LayerState(y, residual if spec.pre_norm else y)
+
+
+def attend(x: Tensor, inputs: AttentionInputs, fixed: FixedArguments) -> Tensor:
+    """Attention of x: float32 (total_tokens, num_heads * head_dim)."""
+    return torch.ops.fastenc.int8_layer_attention(
+        x,
+        inputs.cu_seqlens,
+        inputs.max_seqlen,
+        inputs.relative_bias,
+        inputs.rotary,
+        *fixed.attention,
+    )
+
+
+def after_attention(
+    attended: Tensor, residual: Tensor, fixed: FixedArguments, pre_norm: bool
+) -> LayerState:
+    """The layer's end."""
+    y, next_residual = torch.ops.fastenc.int8_layer_after_attention(
+        attended, residual, *fixed.after_attention
+    )
+    return LayerState(y, next_residual if pre_norm else y)
