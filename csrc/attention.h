@@ -78,11 +78,10 @@ FASTENC_FOR_EACH_ISA(
     void attention_backward(const Attention&, bool bf16, const AttentionTask&, float* scratch);)
 
 #if FASTENC_X86
-// The forward of float q, k and v with products of bfloat16, where has_bf16_dot_products(); without dropout and lse.
+// The forward of float q, k and v with products of bfloat16, where has_bf16_panels(); without dropout and lse. bf16: a.out
+// is.
 namespace avx512 {
-void attention_bf16(const Attention&, const AttentionTask&, float* scratch);
-// The same by AMX, where has_bf16_tiles(). bf16: a.out is.
-void attention_tiles(const Attention&, bool bf16, const AttentionTask&, float* scratch);
+void attention_bf16(const Attention&, bool bf16, const AttentionTask&, float* scratch);
 }  // namespace avx512
 #endif
 

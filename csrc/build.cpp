@@ -31,6 +31,7 @@ BuildInfo build_info() {
   info.intel_processor = is_intel();
   info.bfloat16_units = has_bf16_units();
   info.bfloat16_dot_products = has_bf16_dot_products();
+  info.bfloat16_panels = has_bf16_panels();
   info.bfloat16_tiles = has_bf16_tiles();
   return info;
 }

@@ -15,7 +15,7 @@ struct BuildInfo {
   const char* usable_instruction_sets;
   const char* instruction_set;
   int panel_columns;  // of a packed weight
-  bool intel_processor, bfloat16_units, bfloat16_dot_products, bfloat16_tiles;
+  bool intel_processor, bfloat16_units, bfloat16_dot_products, bfloat16_panels, bfloat16_tiles;
 };
 
 // The build that the library is of. A module of another build may take other types, so it asks this first.

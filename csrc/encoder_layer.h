@@ -15,7 +15,7 @@
 namespace fastenc {
 
 struct LayerLinear {
-  const float* weight;  // packed as packed_weights.h says, for AMX if the layer has `tiles`; or null: plain
+  const float* weight;  // packed as packed_weights.h says, in pairs if the layer has `panels`; or null: plain
   WeightRows plain;
   const float* bias;  // or null
   int64_t depth, columns;
@@ -32,8 +32,8 @@ struct LayerAttention {
   Attention terms;         // heads, scale, window and biases; its tensors are set block by block
   const int32_t* offsets;  // of all sequences
   bool bf16;               // x; all else is float
-  // The weights are bfloat16 and AMX multiplies: attention is by AMX too, and its results are bfloat16.
-  bool tiles;
+  // The weights are bfloat16 and packed in pairs: attention multiplies bfloat16 too, and its results are.
+  bool panels;
 };
 
 struct LayerAfterAttention {
@@ -43,7 +43,7 @@ struct LayerAfterAttention {
   Activation activation;
   bool gated, pre_norm, rms;
   bool bf16;  // residual, y and next_residual; all else is float
-  bool tiles;  // as in LayerAttention: attended is bfloat16 too
+  bool panels;  // as in LayerAttention: attended is bfloat16 too
 };
 
 // The norm of a block of rows, in place. `added` is added to the rows first; `sum`, or null, gets the rows after that.

@@ -14,7 +14,7 @@ constexpr int64_t kLeastCopiedColumns = 256;  // of a task that copies its rows
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
-constexpr int64_t kTileRows = 96;        // rows of a task of many rows by AMX
+constexpr int64_t kTileRows = 96;        // rows of a task of many rows of bfloat16
 constexpr int64_t kRowsAtOnce = 128;     // rows of A that stay in the second-level cache while all weights are read
 
 // The fewest blocks of rows that give each thread several tasks.
@@ -61,10 +61,10 @@ void parallel_gemm(const GemmFewRows& m) {
     });
   };
 #if FASTENC_X86
-  if (m.a_bf16 && has_bf16_tiles()) {
-    float* tiles = thread_scratch(amx_floats(m), Scratch::tiles);
-    avx512::pack_amx_rows(m, tiles);
-    return for_columns([&](int64_t left, int64_t right) { avx512::gemm_amx(m, tiles, left, right); });
+  if (m.a_bf16 && has_bf16_panels()) {
+    float* rows = thread_scratch(pair_rows_floats(m.rows, m.weight.depth), Scratch::tiles);
+    avx512::pack_pair_rows(m, rows);
+    return for_columns([&](int64_t left, int64_t right) { avx512::gemm_pairs(m, rows, left, right); });
   }
 #endif
   GemmFewRows some = m;
@@ -72,13 +72,15 @@ void parallel_gemm(const GemmFewRows& m) {
     some.a = static_cast<const char*>(m.a) + row * m.a_row * (m.a_bf16 ? sizeof(bfloat16) : sizeof(float));
     some.c = m.c + row * columns;
     some.rows = std::min(kRowsAtOnce, m.rows - row);
+#if FASTENC_ARM
     if (m.a_bf16) {
-      for_columns([&](int64_t left, int64_t right) { FASTENC_CALL(gemm_pairs, some, left, right); });
-    } else {
-      float* packed = thread_scratch(few_rows_floats(some), Scratch::tiles);
-      FASTENC_CALL(pack_few_rows, some, packed);
-      for_columns([&](int64_t left, int64_t right) { FASTENC_CALL(gemm_few_rows, some, packed, left, right); });
+      for_columns([&](int64_t left, int64_t right) { neon_bf16::gemm_pairs(some, left, right); });
+      continue;
     }
+#endif
+    float* packed = thread_scratch(few_rows_floats(some), Scratch::tiles);
+    FASTENC_CALL(pack_few_rows, some, packed);
+    for_columns([&](int64_t left, int64_t right) { FASTENC_CALL(gemm_few_rows, some, packed, left, right); });
   }
 }
 
@@ -159,7 +161,7 @@ Tensor gemm(Tensor a, Tensor b_, std::optional<Tensor> bias) {
   }
   if (few) {
     const Weight weight({torch::stable::transpose(b, 0, 1)});
-    if (pairs && rows > kFewRows && has_bf16_tiles()) {
+    if (pairs && rows > kFewRows && has_bf16_panels()) {
       float* packed = thread_scratch(tile_weight_floats(columns, depth), Scratch::weights);
       weight.pack_tiles(packed);
       parallel_gemm(GemmTiles{a_values, true, depth, packed, bias_values.data(), sums, rows, columns, depth});

@@ -44,18 +44,17 @@ FASTENC_FOR_EACH_ISA(
     void gemm_block(const Gemm&, int64_t first, int64_t last, int64_t left, int64_t right);
     // Transposes A, which is float: few_rows_floats() floats.
     void pack_few_rows(const GemmFewRows&, float* packed);
-    // All rows of columns [left, right): of float A; of bfloat16 A.
-    void gemm_few_rows(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
-    void gemm_pairs(const GemmFewRows&, int64_t left, int64_t right);)
+    // All rows of columns [left, right), of float A.
+    void gemm_few_rows(const GemmFewRows&, const float* packed, int64_t left, int64_t right);)
 
 inline int64_t few_rows_floats(const GemmFewRows& m) { return (m.rows + 7) / 8 * 8 * m.weight.depth; }
 
-// The same product by AMX, for any number of rows: needs has_bf16_tiles().
+// The same product for any number of rows, where has_bf16_panels().
 struct GemmTiles {
   const void* a;  // float, which is rounded, or bfloat16
   bool a_bf16;
   int64_t a_row;        // elements from one row of A to the next
-  const float* packed;  // W, packed for AMX as packed_weights.h says
+  const float* packed;  // W, packed in pairs as packed_weights.h says
   const float* bias;    // or null
   float* c;             // its rows are contiguous
   int64_t rows, columns, depth;
@@ -63,20 +62,22 @@ struct GemmTiles {
 
 #if FASTENC_X86
 namespace avx512 {
-// Rows [first, last) of A as tiles read them: tile_rows_floats() floats; and their product with columns [left, right).
+// Rows [first, last) of A as gemm_tiles reads them: tile_rows_floats() floats; and their product with columns
+// [left, right).
 void fill_tile_rows(const GemmTiles&, int64_t first, int64_t last, float* rows);
 void gemm_tiles(const GemmTiles&, const float* rows, int64_t first, int64_t last, int64_t left, int64_t right);
+// GemmFewRows of bfloat16 A, where has_bf16_panels(). A sum has the bits of GemmTiles'.
+void pack_pair_rows(const GemmFewRows&, float* packed);  // pair_rows_floats() floats
+void gemm_pairs(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
 }  // namespace avx512
 
-// gemm_pairs with AMX; needs has_bf16_tiles(). A sum has the bits of GemmTiles'.
-namespace avx512 {
-void pack_amx_rows(const GemmFewRows&, float* packed);  // amx_floats() floats
-void gemm_amx(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
-}  // namespace avx512
-
-inline int64_t amx_floats(const GemmFewRows& m) {
-  return (m.rows + 15) / 16 * 16 * ((m.weight.depth + 31) / 32 * 16);
-}
+// Of the rows before `row`, a multiple of 16.
+inline int64_t pair_rows_floats(int64_t row, int64_t depth) { return (row + 15) / 16 * 16 * tile_pairs(depth); }
+#elif FASTENC_ARM
+namespace neon_bf16 {
+// GemmFewRows of bfloat16 A.
+void gemm_pairs(const GemmFewRows&, int64_t left, int64_t right);
+}  // namespace neon_bf16
 #endif
 
 // The threads divide the columns.

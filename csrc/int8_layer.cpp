@@ -45,8 +45,7 @@ void attend(const Attention& a, bool bf16, const AttentionTask& task) {
 #if FASTENC_X86
   if (bf16) {
     float* scratch = thread_scratch(attention_bf16_scratch(task.length_q, task.length_k, a.head_dim));
-    return has_bf16_tiles() ? avx512::attention_tiles(a, false, task, scratch)
-                            : avx512::attention_bf16(a, task, scratch);
+    return avx512::attention_bf16(a, false, task, scratch);
   }
 #endif
   FASTENC_CALL(
@@ -96,7 +95,7 @@ Tensor attention(
       kAttention, x.size(0), cu_seqlens, max_seqlen, num_heads, num_key_heads, head_dim, scale, relative_bias, rotary,
       query_norm, key_norm, head_norm_eps, window_left, window_right);
   const int64_t rows = x.size(0), columns = given.columns();
-  STD_TORCH_CHECK(!bf16 || has_bf16_dot_products(), kAttention, ": this instruction set does not multiply bfloat16");
+  STD_TORCH_CHECK(!bf16 || has_bf16_panels(), kAttention, ": this instruction set does not multiply bfloat16");
   const FloatVector bias(qkv_bias);
   const Int8Weight weight = checked_int8(
       kAttention, qkv, checked_vector(kAttention, bias, qkv_bias, columns), x.size(1), columns);

@@ -150,10 +150,11 @@ bool has_bf16_dot_products() {
   return usable && isa() == Isa::avx512;
 }
 
+bool has_bf16_panels() { return isa() == Isa::avx512 && has_bf16_dot_products(); }
+
 bool has_bf16_tiles() {
-  static const bool usable =
-      has_bf16_units() && extensions().amx_bf16 && extensions().avx512_bf16 && may_use_tiles();
-  return usable && isa() == Isa::avx512;
+  static const bool usable = extensions().amx_bf16 && may_use_tiles();
+  return usable && has_bf16_panels();
 }
 
 bool has_int8_dot_products() {

@@ -9,7 +9,7 @@ namespace fastenc {
 namespace {
 
 // Rows of a tile of the product: of floats so many that packing a panel of W costs little; of pairs those that stay in
-// the second-level cache.
+// the second-level cache, a multiple of 16.
 constexpr int64_t kTileRows = 512, kPairRows = 128;
 // The products of a block of rows of x with a block of W's columns, one after the other.
 class Products {
@@ -18,13 +18,20 @@ class Products {
       : pairs_(is_bfloat16(x) && has_bf16_dot_products()),
         tile_rows_(pairs_ ? kPairRows : kTileRows),
         weight_({weight}),
-        few_{x.const_data_ptr(), true, x.size(1), weight_.rows(), bias, nullptr, 0} {
+        few_{x.const_data_ptr(), true, x.size(1), weight_.rows(), bias, nullptr, x.size(0)} {
     all_.b = weight.const_data_ptr();
     all_.b_bf16 = is_bfloat16(weight);
     all_.b_depth = 1;
     all_.b_column = all_.depth = all_.a_row = x.size(1);
     all_.a_depth = 1;
     all_.bias = bias;
+#if FASTENC_X86
+    if (pairs_) {
+      float* rows = thread_scratch(pair_rows_floats(few_.rows, few_.weight.depth), Scratch::operands);
+      avx512::pack_pair_rows(few_, rows);
+      packed_rows_ = rows;
+    }
+#endif
     if (pairs_) return;
     all_.a = static_cast<const float*>(x.const_data_ptr());
     if (!is_bfloat16(x)) return;
@@ -45,7 +52,12 @@ class Products {
       m.bias = m.bias ? m.bias + left : nullptr;
       m.c = c;
       m.rows = last - first;
-      FASTENC_CALL(gemm_pairs, m, 0, right - left);
+#if FASTENC_X86
+      const float* rows = packed_rows_ + pair_rows_floats(first, m.weight.depth);
+      avx512::gemm_pairs(m, rows, 0, right - left);
+#elif FASTENC_ARM
+      neon_bf16::gemm_pairs(m, 0, right - left);
+#endif
       return;
     }
     Gemm m = all_;
@@ -63,6 +75,7 @@ class Products {
   int64_t tile_rows_;
   Weight weight_;
   GemmFewRows few_;
+  const float* packed_rows_ = nullptr;  // of few_, on x86
   Gemm all_{};
 };
 

@@ -49,7 +49,7 @@ const float* checked_packed(const Tensor& packed, int64_t depth, int64_t columns
 
 const float* checked_tiles(const Tensor& packed, int64_t depth, int64_t columns) {
   STD_TORCH_CHECK(
-      has_bf16_tiles() && packed.scalar_type() == ScalarType::BFloat16 && packed.dim() == 3 &&
+      has_bf16_panels() && packed.scalar_type() == ScalarType::BFloat16 && packed.dim() == 3 &&
           packed.is_contiguous() && packed.size(0) == (columns + kTileColumns - 1) / kTileColumns &&
           packed.size(1) == tile_pairs(depth) && packed.size(2) == 2 * kTileColumns,
       "fastenc: a packed weight must be that of pack_weight for this instruction set, (groups of ", kTileColumns,
@@ -61,7 +61,7 @@ namespace {
 
 Tensor pack_weight(std::vector<Tensor> tensors) {
   const Weight weight(tensors);
-  if (weight.rows().bf16 && has_bf16_tiles()) {
+  if (weight.rows().bf16 && has_bf16_panels()) {
     const int64_t groups = (weight.columns() + kTileColumns - 1) / kTileColumns;
     Tensor packed = empty({groups, tile_pairs(weight.depth()), 2 * kTileColumns}, ScalarType::BFloat16);
     weight.pack_tiles(static_cast<float*>(packed.mutable_data_ptr()));

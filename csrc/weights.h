@@ -14,7 +14,7 @@ class Weight {
   int64_t depth() const { return rows_.depth; }
   const WeightRows& rows() const { return rows_; }
   void pack(float* packed) const;  // packed_floats(columns(), depth()) floats
-  // Of bfloat16, for AMX; needs has_bf16_tiles(): tile_weight_floats(columns(), depth()) floats.
+  // Of bfloat16 in pairs, where has_bf16_panels(): tile_weight_floats(columns(), depth()) floats.
   void pack_tiles(float* packed) const;
 
  private:
@@ -25,7 +25,7 @@ class Weight {
 
 // The floats of a weight that the op pack_weight has packed.
 const float* checked_packed(const Tensor& packed, int64_t depth, int64_t columns);
-// The pairs of one that it has packed for AMX, which is a tensor of bfloat16.
+// The pairs of one of bfloat16.
 const float* checked_tiles(const Tensor& packed, int64_t depth, int64_t columns);
 
 }  // namespace fastenc

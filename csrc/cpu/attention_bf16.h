@@ -3,63 +3,6 @@
 
 constexpr int64_t kPairStep = 4 * kPanel;  // bytes of a pair of terms of a panel
 
-// C (count x kRows rows, kVectors vectors) = A B of `pairs` pairs of terms.
-template <int kRows, int kVectors>
-static void pair_tiles(int64_t count, const char* a, int64_t lda, const char* b, int64_t pairs, float* c, int64_t ldc) {
-  for (; count; --count, a += kRows * lda, c += kRows * ldc) {
-    __m512 sums[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = __m512{};
-    for (int64_t k = 0; k < pairs; ++k) {
-      __m512bh b_k[kVectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) b_k[v] = (__m512bh)_mm512_loadu_si512(b + k * kPairStep + 64 * v);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        int32_t pair;
-        __builtin_memcpy(&pair, a + r * lda + 4 * k, 4);
-        const auto a_k = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], a_k, b_k[v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) store(c + r * ldc + v * kLanes, (Vec)sums[r][v]);
-  }
-}
-
-using PairTiles = void (*)(int64_t, const char*, int64_t, const char*, int64_t, float*, int64_t);
-
-template <int kVectors>
-FASTENC_INLINE PairTiles pair_tiles_of_rows(int64_t rows) {
-  static_assert(kTileRows == 6);
-  constexpr PairTiles tiles[] = {pair_tiles<1, kVectors>, pair_tiles<2, kVectors>, pair_tiles<3, kVectors>,
-                                 pair_tiles<4, kVectors>, pair_tiles<5, kVectors>, pair_tiles<6, kVectors>};
-  return tiles[rows - 1];
-}
-
-FASTENC_INLINE PairTiles pair_tiles_of(int64_t rows, int64_t vectors) {
-  static_assert(kTileVectors == 4);
-  if (vectors == 1) return pair_tiles_of_rows<1>(rows);
-  if (vectors == 2) return pair_tiles_of_rows<2>(rows);
-  return vectors == 3 ? pair_tiles_of_rows<3>(rows) : pair_tiles_of_rows<4>(rows);
-}
-
-// C (rows x columns) = A B, where B is stored in panels of kPanel columns, panel_bytes apart.
-static void multiply_pairs(
-    const char* a, int64_t lda, const char* panels, int64_t panel_bytes, int64_t pairs, float* c, int64_t ldc,
-    int64_t rows, int64_t columns) {
-  for (int64_t j = 0; j < columns; j += kPanel, panels += panel_bytes)
-    share_rows(rows, [&](int64_t count, int64_t tile_rows, int64_t first) {
-      pair_tiles_of(tile_rows, panel_width(columns - j) / kLanes)(
-          count, a + first * lda, lda, panels, pairs, c + first * ldc + j, ldc);
-    });
-}
-
 // Panels of keys: of each pair of dimensions, the keys side by side. Dimensions past the last are 0, up to an even number
 // of vectors.
 static void pack_keys(const float* k, int64_t stride, int64_t length, int64_t dim, int64_t panel_bytes, char* panels) {
@@ -100,7 +43,7 @@ FASTENC_INLINE void multiply_bf16(
   if constexpr (kTiles)
     multiply_tiles(a, b, terms / kAmxTerms, 0, columns, nullptr, false, c, ldc, rows);
   else
-    multiply_pairs(a.data, a.stride, b.data, b.bytes, terms / 2, c, ldc, rows, columns);
+    multiply_pairs(a, b, terms / 2, 0, columns, nullptr, false, c, ldc, rows);
 }
 
 // Without dropout; a.lse is not written. T: of a.out.
@@ -171,11 +114,13 @@ static void attention_of_pairs(const Attention& a, const AttentionTask& task, fl
   }
 }
 
-void attention_bf16(const Attention& a, const AttentionTask& task, float* scratch) {
-  attention_of_pairs<false, float>(a, task, scratch);
+template <bool kTiles>
+static void attention_of_pairs(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
+  bf16 ? attention_of_pairs<kTiles, bfloat16>(a, task, scratch) : attention_of_pairs<kTiles, float>(a, task, scratch);
 }
 
-void attention_tiles(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
+void attention_bf16(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
+  if (!has_bf16_tiles()) return attention_of_pairs<false>(a, bf16, task, scratch);
   const AmxTiles tiles;
-  bf16 ? attention_of_pairs<true, bfloat16>(a, task, scratch) : attention_of_pairs<true, float>(a, task, scratch);
+  attention_of_pairs<true>(a, bf16, task, scratch);
 }

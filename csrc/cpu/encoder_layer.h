@@ -190,16 +190,18 @@ static void end_block(
 }
 
 #if FASTENC_VECTOR_BYTES == 64
-#include "encoder_layer_amx.h"
+#include "encoder_layer_bf16.h"
 #endif
 
 void layer_attention(
     const LayerAttention& l, const void* x, void* attended, int64_t first_sequence, int64_t last_sequence,
     float* scratch) {
 #if FASTENC_VECTOR_BYTES == 64
-  if (l.tiles) {
+  if (l.panels) {
+    if (!has_bf16_tiles())
+      return attend_in_block<PairProducts<false>>(l, x, attended, first_sequence, last_sequence, scratch);
     const AmxTiles tiles;
-    return attend_in_block<TileProducts>(l, x, attended, first_sequence, last_sequence, scratch);
+    return attend_in_block<PairProducts<true>>(l, x, attended, first_sequence, last_sequence, scratch);
   }
 #endif
   attend_in_block<FloatProducts>(l, x, attended, first_sequence, last_sequence, scratch);
@@ -209,9 +211,11 @@ void layer_after_attention(
     const LayerAfterAttention& l, const void* attended, const void* residual, void* y, void* next_residual,
     int64_t first, int64_t last, float* scratch) {
 #if FASTENC_VECTOR_BYTES == 64
-  if (l.tiles) {
+  if (l.panels) {
+    if (!has_bf16_tiles())
+      return end_block<PairProducts<false>>(l, attended, residual, y, next_residual, first, last, scratch);
     const AmxTiles tiles;
-    return end_block<TileProducts>(l, attended, residual, y, next_residual, first, last, scratch);
+    return end_block<PairProducts<true>>(l, attended, residual, y, next_residual, first, last, scratch);
   }
 #endif
   end_block<FloatProducts>(l, attended, residual, y, next_residual, first, last, scratch);

@@ -130,92 +130,6 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
 
 // For few rows each weight is used only a few times, so packing it would not pay.
 
-#if FASTENC_VECTOR_BYTES == 64
-// Pairs of bfloat16 by the processor's instruction. Each output is a dot product of contiguous rows; kDotOutputs rows of
-// W stay in the first-level cache while all rows of A use them.
-
-constexpr int kDotRows = 6;  // times kDotOutputs sums fill the registers
-constexpr int kDotOutputs = 4;
-
-// How a dot product reads kTerms elements of each row and accumulates their products.
-struct Bfloat16Terms {
-  using A = bfloat16;
-  using W = bfloat16;
-  static constexpr int kTerms = 2 * kLanes;
-  FASTENC_INLINE __m512i take(const bfloat16* p, int n) {
-    return n == kTerms ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1u), p);
-  }
-  FASTENC_INLINE Vec add_products(Vec sum, __m512i a, __m512i w) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)w);
-  }
-};
-
-// Also prefetches rows [first_ahead, last_ahead) of W: they lie too far apart for the processor to do it.
-template <class Terms, int kRows, int kOutputs>
-static void dot_tile(
-    const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
-  using A = typename Terms::A;
-  using W = typename Terms::W;
-  constexpr int kSums = (kRows * kOutputs + kLanes - 1) / kLanes * kLanes;
-  const A* a = (const A*)m.a + row * m.a_row;
-  const W* weights[kOutputs];
-  for (int o = 0; o < kOutputs; ++o) weights[o] = (const W*)m.weight.rows[output + o];
-  Vec sums[kSums];
-#pragma GCC unroll 32
-  for (int i = 0; i < kSums; ++i) sums[i] = Vec{};
-  auto step = [&](int64_t k, int n) __attribute__((always_inline)) {
-    decltype(Terms::take(weights[0], n)) w[kOutputs];
-#pragma GCC unroll 4
-    for (int o = 0; o < kOutputs; ++o) w[o] = Terms::take(weights[o] + k, n);
-    for (int64_t o = first_ahead; o < last_ahead; ++o) __builtin_prefetch((const W*)m.weight.rows[o] + k);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const auto x = Terms::take(a + r * m.a_row + k, n);
-#pragma GCC unroll 4
-      for (int o = 0; o < kOutputs; ++o) sums[r * kOutputs + o] = Terms::add_products(sums[r * kOutputs + o], x, w[o]);
-    }
-  };
-  int64_t k = 0;
-  for (; k + Terms::kTerms <= m.weight.depth; k += Terms::kTerms) step(k, Terms::kTerms);
-  if (k < m.weight.depth) step(k, (int)(m.weight.depth - k));
-  alignas(64) float totals[kSums];
-#pragma GCC unroll 8
-  for (int i = 0; i < kSums; i += kLanes) store(totals + i, fold_rows<add>(sums + i));
-  typedef float Outputs __attribute__((vector_size(kOutputs * sizeof(float))));
-  Outputs bias{}, total;
-  if (m.bias) __builtin_memcpy(&bias, m.bias + output, sizeof bias);
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    __builtin_memcpy(&total, totals + r * kOutputs, sizeof total);
-    total += bias;
-    __builtin_memcpy(m.c + (row + r) * m.weight.count + output, &total, sizeof total);
-  }
-}
-
-template <class Terms, int kOutputs, int kRows = kDotRows>
-FASTENC_INLINE void dot_tile_of(
-    int64_t rows, const GemmFewRows& m, int64_t row, int64_t output, int64_t first_ahead, int64_t last_ahead) {
-  if (rows == kRows)
-    dot_tile<Terms, kRows, kOutputs>(m, row, output, first_ahead, last_ahead);
-  else if constexpr (kRows > 1)
-    dot_tile_of<Terms, kOutputs, kRows - 1>(rows, m, row, output, first_ahead, last_ahead);
-}
-
-// The tiles divide the rows evenly: 20 rows are 4 x 5, not 3 x 6 and 2. Each tile also prefetches its share of W's rows
-// for the next outputs.
-template <class Terms, int kOutputs>
-static void dot_rows(const GemmFewRows& m, int64_t output) {
-  const int64_t tiles = (m.rows + kDotRows - 1) / kDotRows, next = output + kOutputs;
-  const int64_t ahead = m.weight.count - next < kOutputs ? m.weight.count - next : kOutputs;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t first = m.rows * tile / tiles, last = m.rows * (tile + 1) / tiles;
-    dot_tile_of<Terms, kOutputs>(
-        last - first, m, first, output, next + ahead * tile / tiles, next + ahead * (tile + 1) / tiles);
-  }
-}
-
-#endif
-
 // A weight of float32, or of bfloat16 without the processor's products of pairs. A's rows lie side by side in the lanes,
 // and each element of W multiplies all of them, so that W need not be transposed and an element's sum has the order of
 // gemm_block.
@@ -296,6 +210,36 @@ struct HalfSums<kOutputs, true> {
 };
 #endif
 
+// The sums of `width` rows from `row` on, and kOutputs outputs from `output` on; totals has a row for each output.
+template <int kOutputs>
+static void write_transposed(
+    const float (*totals)[kMostTileRows], const GemmFewRows& m, int64_t row, int64_t width, int64_t output) {
+  const int64_t rows = m.rows - row < width ? m.rows - row : width, columns = m.weight.count;
+  float* c = m.c + row * columns + output;
+  for (int64_t r = 0; r < rows; r += kLanes) {
+    // A transposition of kOutputs vectors: in round after round vector i and i + kOutputs / 2 are interleaved.
+    Vec from[kOutputs], to[kOutputs];
+#pragma GCC unroll 16
+    for (int o = 0; o < kOutputs; ++o) from[o] = load(totals[o] + r);
+#pragma GCC unroll 4
+    for (int round = 1; round < kOutputs; round *= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kOutputs / 2; ++i) {
+        to[2 * i] = interleave_low(from[i], from[i + kOutputs / 2]);
+        to[2 * i + 1] = interleave_high(from[i], from[i + kOutputs / 2]);
+      }
+#pragma GCC unroll 16
+      for (int o = 0; o < kOutputs; ++o) from[o] = to[o];
+    }
+    alignas(64) float turned[kOutputs * kLanes];
+#pragma GCC unroll 16
+    for (int o = 0; o < kOutputs; ++o) store(turned + o * kLanes, from[o]);
+    const int64_t count = rows - r < kLanes ? rows - r : kLanes;
+    for (int64_t i = 0; i < count; ++i)
+      __builtin_memcpy(c + (r + i) * columns, turned + i * kOutputs, kOutputs * sizeof(float));
+  }
+}
+
 // The rows of one tile: kVectors vectors, and a half if kHalf. Prefetches rows [first_ahead, last_ahead) of W.
 template <class T, int kOutputs, int kVectors, bool kHalf>
 static void row_tile(
@@ -367,30 +311,7 @@ static void row_tile(
       }
     }
   }
-  const int64_t rows = m.rows - row < kWidth ? m.rows - row : kWidth, columns = m.weight.count;
-  float* c = m.c + row * columns + output;
-  for (int64_t r = 0; r < rows; r += kLanes) {
-    // A transposition of kOutputs vectors: in round after round vector i and i + kOutputs / 2 are interleaved.
-    Vec from[kOutputs], to[kOutputs];
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) from[o] = load(totals[o] + r);
-#pragma GCC unroll 4
-    for (int round = 1; round < kOutputs; round *= 2) {
-#pragma GCC unroll 8
-      for (int i = 0; i < kOutputs / 2; ++i) {
-        to[2 * i] = interleave_low(from[i], from[i + kOutputs / 2]);
-        to[2 * i + 1] = interleave_high(from[i], from[i + kOutputs / 2]);
-      }
-#pragma GCC unroll 8
-      for (int o = 0; o < kOutputs; ++o) from[o] = to[o];
-    }
-    alignas(64) float turned[kOutputs * kLanes];
-#pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) store(turned + o * kLanes, from[o]);
-    const int64_t count = rows - r < kLanes ? rows - r : kLanes;
-    for (int64_t i = 0; i < count; ++i)
-      __builtin_memcpy(c + (r + i) * columns, turned + i * kOutputs, kOutputs * sizeof(float));
-  }
+  write_transposed<kOutputs>(totals, m, row, kWidth, output);
 }
 
 using RowTile = void (*)(const GemmFewRows&, const float*, int64_t, int64_t, int64_t, int64_t);
@@ -434,13 +355,3 @@ void gemm_few_rows(const GemmFewRows& m, const float* packed, int64_t left, int6
   m.weight.bf16 ? gemm_few_rows_in_lanes<bfloat16>(m, packed, left, right)
                 : gemm_few_rows_in_lanes<float>(m, packed, left, right);
 }
-
-#if FASTENC_VECTOR_BYTES == 64
-void gemm_pairs(const GemmFewRows& m, int64_t left, int64_t right) {
-  int64_t output = left;
-  for (; output + kDotOutputs <= right; output += kDotOutputs) dot_rows<Bfloat16Terms, kDotOutputs>(m, output);
-  for (; output < right; ++output) dot_rows<Bfloat16Terms, 1>(m, output);
-}
-#elif !FASTENC_NEON_BF16
-void gemm_pairs(const GemmFewRows&, int64_t, int64_t) {}  // no processor of this set has products of pairs
-#endif

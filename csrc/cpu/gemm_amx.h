@@ -1,19 +1,9 @@
 // Products of few rows of bfloat16 by AMX. They compute C^T = W A^T: a tile of W is loaded without packing, and A, which is
-// small, is packed first. A sum begins with the bias and adds 32 terms at a time, as in bf16_linear_amx.h. Included for
+// small, is packed first. A sum has the bits of multiply_tiles'. Included for
 // AVX-512 only.
 
 constexpr int kAmxSums = 6;    // tiles of sums; of the eight tiles one holds W and one A
 constexpr int64_t kAmxFloats = kAmxRows * kAmxRows;
-
-// packed[block of 16 rows][32 terms][pair][row]: a tile's row holds one pair of terms of each of 16 rows of A. Rows and
-// terms beyond A's are 0.
-void pack_amx_rows(const GemmFewRows& m, float* packed) {
-  for (int64_t row = 0; row < m.rows; row += kAmxRows)
-    for (int64_t k = 0; k < m.weight.depth; k += kAmxTerms, packed += kAmxFloats)
-      pack_pairs(m.weight.depth - k, packed, kAmxRows, [&](int64_t r) __attribute__((always_inline)) {
-        return row + r < m.rows ? (const bfloat16*)m.a + (row + r) * m.a_row + k : nullptr;
-      });
-}
 
 // 16 rows of W and their stride. If the rows have no common stride, are fewer than 16 or end in fewer than 32 terms,
 // they are copied into `copy` and padded with 0.
@@ -108,7 +98,8 @@ FASTENC_INLINE void amx_few_rows_blocks(
     amx_few_rows_blocks<kBlocks - 1>(blocks, m, packed, row, left, count);
 }
 
-void gemm_amx(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
+// packed: by pack_pair_rows.
+static void gemm_amx(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
   const AmxTiles tiles;
   const int64_t blocks = (m.rows + kAmxRows - 1) / kAmxRows;
   for (int64_t column = left; column < right; column += kAmxRows)

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_C, m) {
         info["intel_processor"] = built.intel_processor;
         info["bfloat16_units"] = built.bfloat16_units;
         info["bfloat16_dot_products"] = built.bfloat16_dot_products;
+        info["bfloat16_panels"] = built.bfloat16_panels;
         info["bfloat16_tiles"] = built.bfloat16_tiles;
         info["int8_products"] = built.int8_products;
         info["usable_instruction_sets"] = built.usable_instruction_sets;

@@ -115,10 +115,7 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     assert "at most 256, it is 272" in cpu_inference.weights_reason(layer.weights(), wide)
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     monkeypatch.setattr(gemm, "multiplies_pairs", lambda: False)
-    monkeypatch.setattr(gemm, "multiplies_tiles", lambda: False)
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
-    monkeypatch.setattr(gemm, "multiplies_tiles", lambda: True)
-    assert reason(Layer(KINDS["bert"], MANY, torch.bfloat16)) is None
     monkeypatch.setattr(gemm, "multiplies_pairs", lambda: True)
     assert reason(Layer(KINDS["bert"], MANY, torch.bfloat16)) is None
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None

@@ -83,13 +83,15 @@ inline __m256bh narrow(__m512 x) {
 inline __m512bh narrow(__m512 high, __m512 low) {
   return as<__m512bh>(Lanes<__m256bh, 2>{narrow(low), narrow(high)});
 }
-inline __m512 dpbf16(__m512 sums, __m512bh a, __m512bh b) {
-  auto c = as<Floats>(sums);
-  const auto x = as<Lanes<uint16_t, 32>>(a), y = as<Lanes<uint16_t, 32>>(b);
-  for (int i = 0; i < 16; ++i)
+template <class Vector, class Pairs>
+Vector dpbf16(Vector sums, Pairs a, Pairs b) {
+  constexpr int kSums = sizeof sums / 4;
+  auto c = as<Lanes<float, kSums>>(sums);
+  const auto x = as<Lanes<uint16_t, 2 * kSums>>(a), y = as<Lanes<uint16_t, 2 * kSums>>(b);
+  for (int i = 0; i < kSums; ++i)
     for (int term : {1, 0})
       c.of[i] = flushed(std::fma(widen(x.of[2 * i + term]), widen(y.of[2 * i + term]), flushed(c.of[i])));
-  return as<__m512>(c);
+  return as<Vector>(c);
 }
 
 // AMX, as Intel's manual defines it.
@@ -159,12 +161,14 @@ inline void multiply_bf16(int sums, int a, int b) {
 #define _mm512_mask_cvtepi32_storeu_epi8(to, mask, x) emulated::store_bytes(to, x)
 #define _mm512_maskz_cvtps_epi32(mask, x) emulated::round(x)
 #define _mm512_set1_epi32(x) emulated::repeat(x)
+#define _mm512_castsi512_si256(x) emulated::as<emulated::Lanes<__m256i, 2>>(x).of[0]
 #define _mm512_fmadd_ps(a, b, c) emulated::multiply_add(a, b, c)
 #define _mm512_dpbusd_epi32(sums, a, b) emulated::dpbusd<__m512i>(sums, a, b)
 #define _mm256_dpbusd_avx_epi32(sums, a, b) emulated::dpbusd<__m256i>(sums, a, b)
 #define _mm512_cvtneps_pbh(x) emulated::narrow(x)
 #define _mm512_cvtne2ps_pbh(high, low) emulated::narrow(high, low)
 #define _mm512_dpbf16_ps(sums, a, b) emulated::dpbf16(sums, a, b)
+#define _mm256_dpbf16_ps(sums, a, b) emulated::dpbf16(sums, a, b)
 #define _tile_loadconfig(config) emulated::configure(config)
 #define _tile_release() emulated::release()
 #define _tile_zero(to) emulated::zero(to)

@@ -138,7 +138,11 @@ def test_extreme_scores_in_a_layers_inference(instruction_set, dtype, few_rows):
             *case.window,
         )
         exact = plain(qkv.detach().double(), case.lengths_q, window=case.window)
-        torch.testing.assert_close(attended.double(), exact.flatten(1), rtol=1e-5, atol=1e-5)
+        # In pairs of bfloat16, probabilities and results are rounded.
+        tolerance = 0.01 if attended.dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(
+            attended.double(), exact.flatten(1), rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,8 @@ def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerS
         return prepared
     if prepared.int8 is not None:
         fixed = int8_inference.fixed_arguments(weights, prepared.int8, spec)
-    elif prepared.packed is not None or cpu_inference.reads_plain(weights, spec):
-        plain = prepared.stacked or weights
-        fixed = cpu_inference.fixed_arguments(plain, prepared.packed, spec)
+    elif prepared.packed is not None:
+        fixed = cpu_inference.fixed_arguments(weights, prepared.packed, spec)
     else:
         return prepared
     return prepared._replace(fixed=FixedArguments(*(tuple(map(_widened, part)) for part in fixed)))

@@ -14,6 +14,7 @@ from fastenc.nn.frozen_layers import with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
+from fastenc.nn.weight_block import apart, in_one_block
 
 INT8 = "int8"
 
@@ -57,7 +58,8 @@ class FrozenWeights(nn.Module):
 
         Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
         """
-        self._layers = frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype)
+        layers = frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype)
+        self._layers = in_one_block(layers)
 
     @property
     def in_8_bits(self) -> bool:
@@ -78,9 +80,10 @@ class FrozenWeights(nn.Module):
             without_values = torch.empty_like(linear.weight, device="meta")
             del linear.weight
             linear.weight = without_values
+        layers_weights = [weights for weights, _ in owner.layer_weights()]
         self._layers = [
             each._replace(weights=weights)
-            for each, (weights, _) in zip(quantised, owner.layer_weights(), strict=True)
+            for each, weights in zip(in_one_block(quantised), layers_weights, strict=True)
         ]
         self._replaces_weights = True
 
@@ -167,12 +170,14 @@ class FrozenWeights(nn.Module):
         return copy
 
     def __reduce__(self):
-        return (_replacing, (self._layers,)) if self._replaces_weights else (FrozenWeights, ())
+        if not self._replaces_weights or self._layers is None:
+            return (FrozenWeights, ())
+        return (_replacing, (apart(self._layers),))
 
 
 def _replacing(layers: list[Prepared]) -> FrozenWeights:
     frozen = FrozenWeights()
-    frozen._layers, frozen._replaces_weights = layers, True
+    frozen._layers, frozen._replaces_weights = in_one_block(layers), True
     return frozen.eval()
 
 

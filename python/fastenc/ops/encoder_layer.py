@@ -12,8 +12,8 @@ from fastenc.ops import library
 
 def _fake_attention(x, cu_seqlens, longest, relative_bias, rotary, few_rows, qkv, *description):
     _, _, num_heads, _, head_dim, *_ = description
-    by_tiles = qkv[0].dtype == torch.bfloat16 and library._C.build_info()["bfloat16_tiles"]
-    dtype = torch.bfloat16 if by_tiles else torch.float32
+    in_pairs = qkv[0].dtype == torch.bfloat16 and library._C.build_info()["bfloat16_panels"]
+    dtype = torch.bfloat16 if in_pairs else torch.float32
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=dtype)
 
 
@@ -24,7 +24,7 @@ def _fake_after_attention(attended, residual, *arguments):
 
 
 # attended = Attention(x W_qkv + b_qkv), (total_tokens, num_heads * head_dim). x is float32 or bfloat16. attended is
-# bfloat16 where AMX multiplies weights of bfloat16, else float32.
+# bfloat16 where weights of bfloat16 are multiplied in pairs, else float32.
 # query_norm, key_norm (head_dim,): the weights of RMSNorm of each query and key before the rotation.
 library.define(
     "encoder_layer_attention(Tensor x, Tensor cu_seqlens, int max_seqlen, Tensor? relative_bias, Tensor? rotary,"

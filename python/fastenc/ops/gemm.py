@@ -83,8 +83,8 @@ def pack_weight(*weights: Tensor) -> Tensor:
     """Weights (out_features, in_features), stacked along the first dimension, in the order in which our kernels read.
 
     Returns: float32 (groups, in_features, group size): a group holds that many output features. The last group is
-        padded with 0. The group size depends on the instruction set. With AMX, weights of bfloat16 stay bfloat16,
-        (groups of 32, pairs of in_features, 64), and in_features are padded to a multiple of 32.
+        padded with 0. The group size depends on the instruction set. With AVX512-BF16, weights of bfloat16 stay
+        bfloat16, (groups of 32, pairs of in_features, 64), and in_features are padded to a multiple of 32.
     """
     return torch.ops.fastenc.pack_weight(list(weights))
 
@@ -186,17 +186,8 @@ def emulates_bfloat16() -> bool:
 
 @cache
 def multiplies_pairs() -> bool:
-    """Whether our kernels multiply any number of rows of bfloat16 in pairs, by AVX512-BF16 or AMX."""
-    if not library.HAS_CPP:
-        return False
-    built = library._C.build_info()
-    return built["instruction_set"] == "avx512" and built["bfloat16_dot_products"]
-
-
-@cache
-def multiplies_tiles() -> bool:
-    """Whether they do so by AMX, which reads packed weights of bfloat16."""
-    return library.HAS_CPP and library._C.build_info()["bfloat16_tiles"]
+    """Whether our kernels multiply bfloat16 in pairs, by AVX512-BF16 or AMX, and pack weights of bfloat16 for that."""
+    return library.HAS_CPP and library._C.build_info()["bfloat16_panels"]
 
 
 library.define(
@@ -214,7 +205,7 @@ library.define(
 def _fake_packed(weights: list[Tensor]) -> Tensor:
     built = library._C.build_info()
     columns, depth = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-    if built["bfloat16_tiles"] and weights[0].dtype == torch.bfloat16:
+    if built["bfloat16_panels"] and weights[0].dtype == torch.bfloat16:
         return weights[0].new_empty((-(-columns // 32), -(-depth // 32) * 16, 64))
     width = built["panel_columns"]
     return weights[0].new_empty((-(-columns // width), depth, width), dtype=torch.float32)

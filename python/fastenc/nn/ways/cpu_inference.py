@@ -129,24 +129,15 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
 
 def packing_reason(weights: LayerWeights) -> str | None:
     """Why packing weights that these ops can take would not be faster, or None."""
-    ours = gemm.emulates_bfloat16() or gemm.multiplies_tiles()
+    ours = gemm.emulates_bfloat16() or gemm.multiplies_pairs()
     if weights.down_weight.dtype == torch.bfloat16 and not ours:
         return "this processor multiplies bfloat16 faster than float32"
     return None
 
 
 def _multiplies_pairs(weights: LayerWeights) -> bool:
-    """Whether any number of rows is multiplied in pairs of bfloat16."""
+    """Whether products are of pairs of bfloat16, with float32 sums."""
     return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_pairs()
-
-
-def _multiplies_tiles(weights: LayerWeights) -> bool:
-    return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_tiles()
-
-
-def reads_plain(weights: LayerWeights, spec: LayerSpec) -> bool:
-    """Whether these ops take any number of rows of weights that are not packed."""
-    return weights_reason(weights, spec) is None and _multiplies_pairs(weights)
 
 
 def has_few_rows(x: Tensor) -> bool:
@@ -361,12 +352,12 @@ def shares_sequences(x: Tensor, max_seqlen: int) -> bool:
 
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
     """The product with q, k and v."""
-    tiles = _multiplies_tiles(w)
+    pairs = _multiplies_pairs(w)
     plain = packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype
-    if plain and (not tiles or x.shape[0] <= gemm.FEW_ROWS):
+    if plain and (not pairs or x.shape[0] <= gemm.FEW_ROWS):
         return stacked_linear(x, w.qkv_weights, w.qkv_biases)
     y = product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
-    return y.to(x.dtype) if tiles else y  # packed or not, in the same dtype
+    return y.to(x.dtype) if pairs else y  # packed or not, in the same dtype
 
 
 def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:

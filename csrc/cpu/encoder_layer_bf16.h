@@ -1,7 +1,8 @@
-// The products of a layer in bfloat16 by AMX; see FloatProducts. What lies between them is float32, and rows are rounded
-// once, where they enter a product.
+// The products of a layer in bfloat16, by AMX if kTiles; see FloatProducts. What lies between them is float32, and rows are
+// rounded once, where they enter a product.
 
-struct TileProducts {
+template <bool kTiles>
+struct PairProducts {
   using Rows = TileRows;
   using Attended = bfloat16;
   static constexpr int64_t kInner = kTileInnerColumns;
@@ -27,11 +28,14 @@ struct TileProducts {
   static void multiply(
       Rows a, const LayerLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns, float* c, int64_t ldc,
       int64_t rows, bool add, const float*) {
-    multiply_tiles(
-        a, tile_panels(w.weight, w.depth, top), tile_pairs(depth) / kAmxRows, left, columns,
-        w.bias ? w.bias + left : nullptr, add, c, ldc, rows);
+    const TilePanels panels = tile_panels(w.weight, w.depth, top);
+    const float* bias = w.bias ? w.bias + left : nullptr;
+    if constexpr (kTiles)
+      multiply_tiles(a, panels, tile_pairs(depth) / kAmxRows, left, columns, bias, add, c, ldc, rows);
+    else
+      multiply_pairs(a, panels, depth / 2, left, columns, bias, add, c, ldc, rows);
   }
   static void attend(const Attention& a, const AttentionTask& task, float* scratch) {
-    attention_of_pairs<true, bfloat16>(a, task, scratch);
+    attention_of_pairs<kTiles, bfloat16>(a, task, scratch);
   }
 };
