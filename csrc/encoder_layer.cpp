@@ -9,7 +9,7 @@
 namespace fastenc {
 
 int64_t layer_head_scratch(const LayerAttention& l, int64_t length) {
-  return l.panels ? attention_bf16_scratch(length, length, l.terms.head_dim)
+  return l.pairs ? attention_bf16_scratch(length, length, l.terms.head_dim)
                  : attention_forward_scratch(length, length, l.terms.head_dim);
 }
 
@@ -18,15 +18,15 @@ int64_t layer_attention_scratch(const LayerAttention& l, int64_t first_sequence,
   int64_t longest = 0;
   for (int64_t s = first_sequence; s < last_sequence; ++s)
     longest = std::max<int64_t>(longest, l.offsets[s + 1] - l.offsets[s]);
-  const int64_t operands = l.panels ? tile_rows_floats(rows, l.qkv.depth) : l.bf16 ? rows * l.qkv.depth : 0;
+  const int64_t operands = l.pairs ? tile_rows_floats(rows, l.qkv.depth) : l.bf16 ? rows * l.qkv.depth : 0;
   return rows * (l.qkv.columns + l.terms.num_heads) + operands + 16 + layer_head_scratch(l, longest);
 }
 
 int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows) {
   const int64_t hidden = l.down.columns;
-  const int64_t blocks = 1 + l.pre_norm + (l.bf16 ? 2 : 0), inner = l.panels ? kTileInnerColumns : kInnerColumns;
+  const int64_t blocks = 1 + l.pre_norm + (l.bf16 ? 2 : 0), inner = l.pairs ? kTileInnerColumns : kInnerColumns;
   const int64_t operands =
-      l.panels ? tile_rows_floats(rows, std::max(hidden, l.attention_out.depth)) + tile_rows_floats(rows, inner) : 0;
+      l.pairs ? tile_rows_floats(rows, std::max(hidden, l.attention_out.depth)) + tile_rows_floats(rows, inner) : 0;
   return rows * (blocks * hidden + (l.gated ? 2 : 1) * inner) + operands + 2 * ((hidden + 127) / 128 * 128);
 }
 
@@ -41,22 +41,22 @@ int64_t number_of_blocks(int64_t rows) {
   return (rows + kRows * threads - 1) / (kRows * threads) * threads;
 }
 
-// Whether the weights are bfloat16 that Arm's processor multiplies in pairs. They are read unpacked by any number of rows,
-// so that a row's result does not depend on their number.
-bool are_pairs(const std::vector<Tensor>& weights) {
+// Whether any number of rows reads the weights unpacked, so that a row's result does not depend on their number: Arm's
+// products of pairs have no packed form.
+bool are_read_plain(const std::vector<Tensor>& weights) {
   return is_bfloat16(weights.at(0)) && has_bf16_dot_products() && !has_bf16_panels();
 }
 
 // Whether the weights are multiplied in pairs, packed or not.
-bool are_for_panels(const std::vector<Tensor>& weights) { return is_bfloat16(weights.at(0)) && has_bf16_panels(); }
+bool are_pairs(const std::vector<Tensor>& weights) { return is_bfloat16(weights.at(0)) && has_bf16_panels(); }
 
 // Three cases: packed by the caller; packed here into thread scratch, for one call, so that no copy can grow stale; or
 // read unpacked.
 class LayerWeights {
  public:
   // op: the op's name, for errors.
-  LayerWeights(const char* op, bool packed, bool unpacked, bool panels)
-      : op_(op), packed_(packed), unpacked_(unpacked), panels_(panels) {}
+  LayerWeights(const char* op, bool packed, bool unpacked, bool pairs)
+      : op_(op), packed_(packed), unpacked_(unpacked), pairs_(pairs) {}
 
   // To be called for every weight before the first is packed: the scratch moves when it grows.
   void reserve(int64_t columns, int64_t depth) {
@@ -67,7 +67,7 @@ class LayerWeights {
     STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, op_, ": widths must be multiples of 16");
     if (packed_) {
       const auto* packed =
-          panels_ ? checked_tiles(tensors[0], depth, columns) : checked_packed(tensors[0], depth, columns);
+          pairs_ ? checked_tiles(tensors[0], depth, columns) : checked_packed(tensors[0], depth, columns);
       return {packed, {}, bias.data(), depth, columns};
     }
     const Weight& weight = plain_.emplace_back(tensors);
@@ -76,18 +76,18 @@ class LayerWeights {
         "), got (", weight.columns(), ", ", weight.depth(), ")");
     if (unpacked_) return {nullptr, weight.rows(), bias.data(), depth, columns};
     float* target = thread_scratch(floats_, Scratch::weights) + used_;
-    panels_ ? weight.pack_tiles(target) : weight.pack(target);
+    pairs_ ? weight.pack_tiles(target) : weight.pack(target);
     used_ += floats_of(columns, depth);
     return {target, {}, bias.data(), depth, columns};
   }
 
  private:
   int64_t floats_of(int64_t columns, int64_t depth) const {
-    return panels_ ? tile_weight_floats(columns, depth) : packed_floats(columns, depth);
+    return pairs_ ? tile_weight_floats(columns, depth) : packed_floats(columns, depth);
   }
 
   const char* op_;
-  bool packed_, unpacked_, panels_;
+  bool packed_, unpacked_, pairs_;
   std::deque<Weight> plain_;
   int64_t floats_ = 0, used_ = 0;
 };
@@ -112,16 +112,16 @@ Tensor attention(
   const int64_t rows = x.size(0), columns = given.columns(), sequences = given.sequences;
   const FloatVector bias(qkv_bias);
   checked_vector(kAttention, bias, qkv_bias, columns);
-  const bool pairs = !packed && are_pairs(qkv), panels = are_for_panels(qkv);
-  LayerWeights weights(kAttention, packed, few_rows || pairs, panels);
+  const bool plain = !packed && are_read_plain(qkv), pairs = are_pairs(qkv);
+  LayerWeights weights(kAttention, packed, few_rows || plain, pairs);
   weights.reserve(columns, x.size(1));
   LayerAttention layer{};
   layer.qkv = weights.linear(qkv, bias, x.size(1), columns);
   layer.terms = given.terms;
   layer.offsets = given.offsets;
   layer.bf16 = is_bfloat16(x);
-  layer.panels = panels;
-  Tensor attended = empty({rows, given.width()}, panels ? ScalarType::BFloat16 : ScalarType::Float);
+  layer.pairs = pairs;
+  Tensor attended = empty({rows, given.width()}, pairs ? ScalarType::BFloat16 : ScalarType::Float);
   void* attended_rows = attended.mutable_data_ptr();
   if (few_rows) {
     layer_attention_few_rows(layer, x_rows, 0, sequences, attended_rows);
@@ -133,7 +133,7 @@ Tensor attention(
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = bounds[block], last = bounds[block + 1];
       if (layer.offsets[first] == layer.offsets[last]) continue;  // an empty block: a sequence is longer than a block
-      if (pairs) {
+      if (plain) {
         layer_attention_few_rows(layer, x_rows, first, last, attended_rows);
         continue;
       }
@@ -155,9 +155,9 @@ std::tuple<Tensor, Tensor> after_attention(
   attended = as_contiguous(attended);
   residual = as_contiguous(residual);
   const auto dtype = residual.scalar_type();
-  const bool pairs = !packed && are_pairs(up), panels = are_for_panels(up);
-  if (is_bfloat16(attended) != panels)
-    attended = torch::stable::to(attended, panels ? ScalarType::BFloat16 : ScalarType::Float);
+  const bool plain = !packed && are_read_plain(up), pairs = are_pairs(up);
+  if (is_bfloat16(attended) != pairs)
+    attended = torch::stable::to(attended, pairs ? ScalarType::BFloat16 : ScalarType::Float);
   const auto* attended_rows = checked_rows(kAfterAttention, attended, attended.scalar_type());
   const auto* residual_rows = checked_rows(kAfterAttention, residual, dtype);
   const int64_t rows = residual.size(0), hidden = residual.size(1), width = attended.size(1);
@@ -171,7 +171,7 @@ std::tuple<Tensor, Tensor> after_attention(
   checked_vector(kAfterAttention, out_bias, attention_out_bias, hidden);
   checked_vector(kAfterAttention, up_values, up_bias, up_columns);
   checked_vector(kAfterAttention, down_values, down_bias, hidden);
-  LayerWeights weights(kAfterAttention, packed, few_rows || pairs, panels);
+  LayerWeights weights(kAfterAttention, packed, few_rows || plain, pairs);
   weights.reserve(hidden, width);
   weights.reserve(up_columns, hidden);
   weights.reserve(hidden, inner);
@@ -196,7 +196,7 @@ std::tuple<Tensor, Tensor> after_attention(
   layer.pre_norm = pre_norm;
   layer.rms = rms;
   layer.bf16 = is_bfloat16(residual);
-  layer.panels = panels;
+  layer.pairs = pairs;
   Tensor y = empty({rows, hidden}, dtype);
   Tensor next_residual = empty({pre_norm ? rows : 0, hidden}, dtype);
   auto *y_rows = y.mutable_data_ptr(), *next_rows = next_residual.mutable_data_ptr();
@@ -204,12 +204,12 @@ std::tuple<Tensor, Tensor> after_attention(
     layer_after_attention_few_rows(layer, attended_rows, residual_rows, 0, rows, y_rows, next_rows);
     return {y, next_residual};
   }
-  const int64_t blocks = number_of_blocks(rows), unit = panels ? 16 : 1, units = (rows + unit - 1) / unit;
+  const int64_t blocks = number_of_blocks(rows), unit = pairs ? 16 : 1, units = (rows + unit - 1) / unit;
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = units * block / blocks * unit, last = std::min(units * (block + 1) / blocks * unit, rows);
       if (first == last) continue;  // fewer rows than blocks
-      if (pairs) {
+      if (plain) {
         layer_after_attention_few_rows(layer, attended_rows, residual_rows, first, last, y_rows, next_rows);
         continue;
       }

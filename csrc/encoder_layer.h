@@ -15,7 +15,7 @@
 namespace fastenc {
 
 struct LayerLinear {
-  const float* weight;  // packed as packed_weights.h says, in pairs if the layer has `panels`; or null: plain
+  const float* weight;  // packed as packed_weights.h says, in pairs if the layer has `pairs`; or null: plain
   WeightRows plain;
   const float* bias;  // or null
   int64_t depth, columns;
@@ -33,7 +33,7 @@ struct LayerAttention {
   const int32_t* offsets;  // of all sequences
   bool bf16;               // x; all else is float
   // The weights are bfloat16 and packed in pairs: attention multiplies bfloat16 too, and its results are.
-  bool panels;
+  bool pairs;
 };
 
 struct LayerAfterAttention {
@@ -43,7 +43,7 @@ struct LayerAfterAttention {
   Activation activation;
   bool gated, pre_norm, rms;
   bool bf16;  // residual, y and next_residual; all else is float
-  bool panels;  // as in LayerAttention: attended is bfloat16 too
+  bool pairs;  // as in LayerAttention: attended is bfloat16 too
 };
 
 // The norm of a block of rows, in place. `added` is added to the rows first; `sum`, or null, gets the rows after that.

@@ -11,11 +11,11 @@ namespace {
 
 constexpr int64_t kHeads = 2;  // the least number of heads in a task
 
-// c = a W^T + bias; row r of a, floats or bfloat16, is at its element r * stride. panels: as in LayerAttention; without,
+// c = a W^T + bias; row r of a, floats or bfloat16, is at its element r * stride. pairs: as in LayerAttention; without,
 // a is float.
 void multiply(
-    const void* a, bool bf16, int64_t stride, const LayerLinear& linear, bool panels, int64_t rows, float* c) {
-  if (linear.weight && panels)
+    const void* a, bool bf16, int64_t stride, const LayerLinear& linear, bool pairs, int64_t rows, float* c) {
+  if (linear.weight && pairs)
     return parallel_gemm(
         GemmTiles{a, bf16, stride, linear.weight, linear.bias, c, rows, linear.columns, linear.depth});
   if (linear.weight) {
@@ -61,7 +61,7 @@ Void* element(Void* x, bool bf16, int64_t index) {
 void attend(const LayerAttention& layer, const Attention& a, const AttentionTask& task) {
   float* scratch = thread_scratch(layer_head_scratch(layer, task.length_k));
 #if FASTENC_X86
-  if (layer.panels) return avx512::attention_bf16(a, true, task, scratch);
+  if (layer.pairs) return avx512::attention_bf16(a, true, task, scratch);
 #endif
   FASTENC_CALL(attention_forward, a, false, task, scratch);
 }
@@ -75,13 +75,13 @@ void layer_attention_few_rows(
   Attention a = layer.terms;
   float* qkv = thread_scratch(rows * (columns + depth + a.num_heads), Scratch::layer);
   float* widened = qkv + rows * columns;
-  const bool narrow = layer.bf16 && layer.panels;
+  const bool narrow = layer.bf16 && layer.pairs;
   const void* x_rows = narrow ? element(x, true, first * depth)
                               : floats_of(x, layer.bf16, first * depth, rows * depth, widened);
-  multiply(x_rows, narrow, depth, layer.qkv, layer.panels, rows, qkv);
+  multiply(x_rows, narrow, depth, layer.qkv, layer.pairs, rows, qkv);
   set_packed(a, qkv);
   a.total_q = rows;
-  a.out = element(attended, layer.panels, first * a.num_heads * a.head_dim);
+  a.out = element(attended, layer.pairs, first * a.num_heads * a.head_dim);
   a.lse = widened + rows * depth;
   const int64_t tasks = (last_sequence - first_sequence) * a.num_heads;
   torch::stable::parallel_for(0, tasks, kHeads, [&](int64_t begin, int64_t end) {
@@ -109,15 +109,15 @@ void layer_after_attention_few_rows(
   };
   const int64_t width = layer.attention_out.depth;
   multiply(
-      element(attended, layer.panels, first * width), layer.panels, width, layer.attention_out, layer.panels, rows, h);
+      element(attended, layer.pairs, first * width), layer.pairs, width, layer.attention_out, layer.pairs, rows, h);
   if (layer.attention_own_norm.weight) normalise(h, nullptr, nullptr, layer.attention_own_norm);
   const float* before = floats_of(residual, layer.bf16, start, count, widened);
   normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
-  multiply(h, false, hidden, layer.up, layer.panels, rows, up);
+  multiply(h, false, hidden, layer.up, layer.pairs, rows, up);
   torch::stable::parallel_for(0, rows, grain(layer.up.columns), [&](int64_t begin, int64_t end) {
     FASTENC_CALL(layer_activation, layer, up, begin, end);
   });
-  multiply(up, false, layer.up.columns, layer.down, layer.panels, rows, out);
+  multiply(up, false, layer.up.columns, layer.down, layer.pairs, rows, out);
   if (layer.down_own_norm.weight) normalise(out, nullptr, nullptr, layer.down_own_norm);
   float* next = layer.bf16 ? widened : static_cast<float*>(next_residual) + start;
   normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);

@@ -61,7 +61,7 @@ void parallel_gemm(const GemmFewRows& m) {
     });
   };
 #if FASTENC_X86
-  if (m.a_bf16 && has_bf16_panels()) {
+  if (m.a_bf16) {
     float* rows = thread_scratch(pair_rows_floats(m.rows, m.weight.depth), Scratch::tiles);
     avx512::pack_pair_rows(m, rows);
     return for_columns([&](int64_t left, int64_t right) { avx512::gemm_pairs(m, rows, left, right); });

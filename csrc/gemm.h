@@ -71,8 +71,8 @@ void pack_pair_rows(const GemmFewRows&, float* packed);  // pair_rows_floats() f
 void gemm_pairs(const GemmFewRows&, const float* packed, int64_t left, int64_t right);
 }  // namespace avx512
 
-// Of the rows before `row`, a multiple of 16.
-inline int64_t pair_rows_floats(int64_t row, int64_t depth) { return (row + 15) / 16 * 16 * tile_pairs(depth); }
+// Floats of `rows` packed rows, in whole blocks of 16.
+inline int64_t pair_rows_floats(int64_t rows, int64_t depth) { return (rows + 15) / 16 * 16 * tile_pairs(depth); }
 #elif FASTENC_ARM
 namespace neon_bf16 {
 // GemmFewRows of bfloat16 A.

@@ -153,7 +153,7 @@ bool has_bf16_dot_products() {
 bool has_bf16_panels() { return isa() == Isa::avx512 && has_bf16_dot_products(); }
 
 bool has_bf16_tiles() {
-  static const bool usable = extensions().amx_bf16 && may_use_tiles();
+  static const bool usable = has_bf16_units() && extensions().amx_bf16 && may_use_tiles();
   return usable && has_bf16_panels();
 }
 

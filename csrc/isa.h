@@ -19,7 +19,7 @@ bool is_intel();
 bool has_bf16_units();
 // Whether the chosen set has products of pairs of bfloat16: AVX512-BF16, or Arm's bfmmla.
 bool has_bf16_dot_products();
-// Whether weights of bfloat16 are packed in pairs: it is AVX512-BF16.
+// Whether weights of bfloat16 are packed in pairs, which AVX512-BF16 multiplies.
 bool has_bf16_panels();
 // Whether the chosen set has AMX for bfloat16 too. The operating system must grant its use.
 bool has_bf16_tiles();

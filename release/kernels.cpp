@@ -147,14 +147,16 @@ void check_products() {
     compare("packed weight" + dtype, c, wanted, rounding(false));
 
     for (const bool pairs : {false, true}) {
-      if (pairs && !(bf16 && has_bf16_dot_products())) continue;
+      if (pairs && !(bf16 && isa() == Isa::neon_bf16)) continue;
       Output few(rows * columns, false);
       GemmFewRows product{};
       product.a = a.data(pairs), product.a_bf16 = pairs, product.a_row = depth, product.weight = weight;
       product.bias = bias.wide.data(), product.c = few.wide.data(), product.rows = rows;
       std::vector<float> turned(few_rows_floats(product));
       if (pairs) {
-        FASTENC_CALL(gemm_pairs, product, 0, columns);
+#if FASTENC_ARM
+        neon_bf16::gemm_pairs(product, 0, columns);
+#endif
       } else {
         FASTENC_CALL(pack_few_rows, product, turned.data());
         FASTENC_CALL(gemm_few_rows, product, turned.data(), 0, columns);

@@ -24,6 +24,7 @@ from tests.helpers.extension import _C  # noqa: E402
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
+    torch.manual_seed(0)  # a test's random numbers do not depend on the tests before it
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 // only.
 
 constexpr int64_t kAmxTerms = kAmxBytes / 2;  // of bfloat16 in a tile's row
+static_assert(kAmxTerms == kPanelTerms);
 
 // C (rows x columns) = bias + or += A times B's columns [left, left + columns), left a multiple of 16, over `steps` tiles
 // of the depth. The bias, or null for 0, is that of these columns.

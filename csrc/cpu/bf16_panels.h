@@ -3,7 +3,7 @@
 // into rows, columns and passes over the depth. Included for AVX-512 only.
 
 constexpr int64_t kPanelTerms = 2 * kLanes;  // terms of a row that are packed at a time
-constexpr int kPairRows = 12;                // rows of a tile of one or two vectors
+constexpr int kPairTileRows = 12;            // rows of a tile of one or two vectors
 
 // The pairs of the first `left` terms, at most kPanelTerms, of 16 rows of bfloat16: pair i of row r becomes
 // packed[i * stride + r]. row(r) is null for a row of 0. Terms past the last are 0.
@@ -126,7 +126,7 @@ using PairTiles =
 
 template <int kVectors>
 FASTENC_INLINE PairTiles pair_tiles_of_rows(int64_t rows) {
-  static_assert(kTileRows == 6 && kPairRows == 12);
+  static_assert(kTileRows == 6 && kPairTileRows == 12);
   constexpr PairTiles tiles[] = {pair_tiles<1, kVectors>, pair_tiles<2, kVectors>, pair_tiles<3, kVectors>,
                                  pair_tiles<4, kVectors>, pair_tiles<5, kVectors>, pair_tiles<6, kVectors>};
   if (rows <= kTileRows) return tiles[rows - 1];
@@ -149,7 +149,7 @@ static void multiply_pairs(
     const TileRows& a, const TilePanels& b, int64_t pairs, int64_t left, int64_t columns, const float* bias, bool add,
     float* c, int64_t ldc, int64_t rows) {
   if (!rows) return;
-  alignas(64) float edge[kPairRows * kPanel], edge_bias[kPanel];  // instead of C and the bias past the last column
+  alignas(64) float edge[kPairTileRows * kPanel], edge_bias[kPanel];  // instead of C and the bias past the last column
   for (int64_t j = 0, width; j < columns; j += width) {
     width = b.width - (left + j) % b.width;
     if (width > columns - j) width = columns - j;
@@ -179,6 +179,6 @@ static void multiply_pairs(
               __builtin_memcpy(target + r * ldc, edge + r * kPanel, width * sizeof(float));
           }
         },
-        vectors <= 2 ? kPairRows : kTileRows);
+        vectors <= 2 ? kPairTileRows : kTileRows);
   }
 }

@@ -197,7 +197,7 @@ void layer_attention(
     const LayerAttention& l, const void* x, void* attended, int64_t first_sequence, int64_t last_sequence,
     float* scratch) {
 #if FASTENC_VECTOR_BYTES == 64
-  if (l.panels) {
+  if (l.pairs) {
     if (!has_bf16_tiles())
       return attend_in_block<PairProducts<false>>(l, x, attended, first_sequence, last_sequence, scratch);
     const AmxTiles tiles;
@@ -211,7 +211,7 @@ void layer_after_attention(
     const LayerAfterAttention& l, const void* attended, const void* residual, void* y, void* next_residual,
     int64_t first, int64_t last, float* scratch) {
 #if FASTENC_VECTOR_BYTES == 64
-  if (l.panels) {
+  if (l.pairs) {
     if (!has_bf16_tiles())
       return end_block<PairProducts<false>>(l, attended, residual, y, next_residual, first, last, scratch);
     const AmxTiles tiles;

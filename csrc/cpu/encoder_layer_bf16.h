@@ -24,7 +24,7 @@ struct PairProducts {
     for (int64_t row = 0; row < rows; ++row) fill_up_row(to, row, columns);
     return to;
   }
-  static const float* at(const LayerLinear&, int64_t, int64_t) { return nullptr; }  // nothing is prefetched
+  static const float* at(const LayerLinear&, int64_t, int64_t) { return nullptr; }  // a product prefetches by itself
   static void multiply(
       Rows a, const LayerLinear& w, int64_t top, int64_t depth, int64_t left, int64_t columns, float* c, int64_t ldc,
       int64_t rows, bool add, const float*) {

@@ -128,11 +128,9 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
                                             : multiply_rows_in_place(m, first, last, left, right);
 }
 
-// For few rows each weight is used only a few times, so packing it would not pay.
-
-// A weight of float32, or of bfloat16 without the processor's products of pairs. A's rows lie side by side in the lanes,
-// and each element of W multiplies all of them, so that W need not be transposed and an element's sum has the order of
-// gemm_block.
+// For few rows each weight is used only a few times, so packing it would not pay. It is float32, or bfloat16 without the
+// processor's products of pairs. A's rows lie side by side in the lanes, and each element of W multiplies all of them, so
+// that W need not be transposed and an element's sum has the order of gemm_block.
 
 constexpr int kHalfLanes = kLanes / 2;
 typedef float HalfVec __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));

@@ -1,6 +1,5 @@
 // Products of few rows of bfloat16 by AMX. They compute C^T = W A^T: a tile of W is loaded without packing, and A, which is
-// small, is packed first. A sum has the bits of multiply_tiles'. Included for
-// AVX-512 only.
+// small, is packed first. A sum has the bits of multiply_tiles'. Included for AVX-512 only.
 
 constexpr int kAmxSums = 6;    // tiles of sums; of the eight tiles one holds W and one A
 constexpr int64_t kAmxFloats = kAmxRows * kAmxRows;

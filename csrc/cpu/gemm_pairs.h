@@ -89,15 +89,13 @@ static void pair_row_tile(
   write_transposed<kOutputs>(totals, m, row, kWidth, output);
 }
 
-using PairRowTile = void (*)(const GemmFewRows&, const float*, int64_t, int64_t, int64_t, int64_t);
-
 // Columns [left, right) in steps of kOutputs, as far as they go; returns the column after them.
 template <int kOutputs, int kBlocks, bool kHalf>
 static int64_t pair_row_tiles(const GemmFewRows& m, const float* packed, int64_t row, int64_t left, int64_t right) {
   int64_t output = left;
   for (; output + kOutputs <= right; output += kOutputs) {
-    const int64_t next = output + kOutputs, room = right - next, most = room < kOutputs ? room : kOutputs;
-    pair_row_tile<kOutputs, kBlocks, kHalf>(m, packed, row, output, next, next + (most < 0 ? 0 : most));
+    const int64_t next = output + kOutputs, end = next + kOutputs;
+    pair_row_tile<kOutputs, kBlocks, kHalf>(m, packed, row, output, next, end < m.weight.count ? end : m.weight.count);
   }
   return output;
 }
@@ -110,7 +108,8 @@ static void pair_row_columns(const GemmFewRows& m, const float* packed, int64_t 
   pair_row_tiles<1, kBlocks, kHalf>(m, packed, row, output, right);
 }
 
-// All rows of columns [left, right); packed by pack_pair_rows.
+// All rows of columns [left, right); packed by pack_pair_rows. Some rows of W stay in the first-level cache while all rows
+// of A use them.
 void gemm_pairs(const GemmFewRows& m, const float* packed, int64_t left, int64_t right) {
   if (has_bf16_tiles()) return gemm_amx(m, packed, left, right);
   static_assert(kRowVectors == 3);
@@ -118,9 +117,12 @@ void gemm_pairs(const GemmFewRows& m, const float* packed, int64_t left, int64_t
   constexpr Columns of_halves[] = {pair_row_columns<0, true>, pair_row_columns<1, false>, pair_row_columns<1, true>,
                                    pair_row_columns<2, false>, pair_row_columns<2, true>, pair_row_columns<3, false>};
   const int64_t blocks = (m.rows + kLanes - 1) / kLanes, tiles = (blocks + kRowVectors - 1) / kRowVectors;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t row = blocks * tile / tiles * kLanes, end = blocks * (tile + 1) / tiles * kLanes;
-    const int64_t rows = (end < m.rows ? end : m.rows) - row;
-    of_halves[(rows + kHalfLanes - 1) / kHalfLanes - 1](m, packed, row, left, right);
+  for (int64_t column = left; column < right; column += kLanes) {
+    const int64_t last = column + kLanes < right ? column + kLanes : right;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t row = blocks * tile / tiles * kLanes, end = blocks * (tile + 1) / tiles * kLanes;
+      const int64_t rows = (end < m.rows ? end : m.rows) - row;
+      of_halves[(rows + kHalfLanes - 1) / kHalfLanes - 1](m, packed, row, column, last);
+    }
   }
 }

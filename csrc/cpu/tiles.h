@@ -75,8 +75,8 @@ FASTENC_INLINE Tiles tiles_of(int64_t rows, int64_t vectors) {
   return tiles_of_rows<kTileVectors, kTransposed>(rows);
 }
 
-// Calls run(count, tile_rows, first) for tiles of at most `most` rows that share the rows evenly: 20 rows are 4 x 5, not 3 x 6 and a nearly empty
-// one. Some may have one row more than the others.
+// Calls run(count, tile_rows, first) for tiles of at most `most` rows that share the rows evenly: 20 rows are 4 x 5, not
+// 3 x 6 and a nearly empty one. Some may have one row more than the others.
 template <class Run>
 FASTENC_INLINE void share_rows(int64_t rows, Run run, int64_t most = kTileRows) {
   const int64_t tiles = (rows + most - 1) / most, fewer = rows / tiles, higher = rows % tiles;

@@ -9,6 +9,7 @@ import fastenc
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.models import EncoderConfig, Seq2Seq
 from fastenc.nn import ways
+from fastenc.ops import gemm
 from fastenc.packing import pack_sequences, pack_targets
 from tests.helpers.checkpoints import close, save
 from tests.helpers.families import ENCODER_DECODERS, START_TOKENS, config, padded_batch, whole
@@ -218,6 +219,25 @@ def test_every_way_of_a_decoder_layer_computes_the_same(family, tmp_path, monkey
         close(one, other, atol=2e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="cannot run in int8: it attends to a source"):
         fastenc.freeze(ours.eval().decoder, dtype="int8")
+
+
+@pytest.mark.parametrize("family", ["t5-gated", "bart"])
+def test_frozen_weights_of_bfloat16_give_the_same(family, tmp_path):
+    ours = Seq2Seq.from_pretrained(save(whole(family), tmp_path), dtype=torch.bfloat16).eval()
+    _, (batch, target, _) = both_batches(family)
+
+    @torch.no_grad()
+    def results():
+        ids = ours.generate_ids(batch, num_beams=3, max_new_tokens=12)
+        return ours(batch, target).logits.float(), ids
+
+    plain = results()
+    fastenc.freeze(ours)
+    frozen = results()
+    if gemm.multiplies_pairs():
+        assert torch.equal(plain[0], frozen[0]) and plain[1] == frozen[1]
+    else:
+        close(plain[0], frozen[0], atol=0.05)
 
 
 def test_texts_in_batches_give_what_each_text_gives(tmp_path):

@@ -77,6 +77,12 @@ def with_hook(encoder):
     encoder.layers[1].register_forward_hook(lambda module, given, state: state._replace(x=-state.x))
 
 
+def with_another_forward(encoder):
+    layer = encoder.layers[1]
+    forward = layer.forward
+    layer.forward = lambda *given: (state := forward(*given))._replace(x=-state.x)
+
+
 def with_adaptation(encoder):
     add_adaptation(encoder, Lora(rank=2))
     for name, parameter in encoder.named_parameters():
@@ -84,7 +90,7 @@ def with_adaptation(encoder):
             torch.nn.init.ones_(parameter)
 
 
-@pytest.mark.parametrize("change", [with_hook, with_adaptation])
+@pytest.mark.parametrize("change", [with_hook, with_another_forward, with_adaptation])
 def test_what_is_added_to_a_layer_is_computed(change, tmp_path, by_the_ways):
     encoder = frozen(save(model("bert"), tmp_path), "float32")
     batch = packed(padded_batch("bert", (12,)))

@@ -37,7 +37,7 @@ def relative_error(actual, expected):
 def attention(request, monkeypatch):
     """Attention in either of its dtypes, whichever the processor would choose; how far its results may be off."""
     bf16 = request.param == "bfloat16"
-    if bf16 and not library._C.build_info()["bfloat16_dot_products"]:
+    if bf16 and not library._C.build_info()["bfloat16_panels"]:
         pytest.skip("this processor has no AVX512-BF16")
     monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: bf16)
     # A value that rounds otherwise in front of a product moves by a step of 8 bits. A norm of a sublayer's output

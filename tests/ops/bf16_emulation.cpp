@@ -287,7 +287,7 @@ void check_layer(bool gated, bool pre_norm, int64_t inner) {
 
   LayerAfterAttention after{out.of_layer(), up.of_layer(), down.of_layer(), norm1.terms(), norm2.terms()};
   after.activation = gated ? Activation::silu : Activation::gelu;
-  after.gated = gated, after.pre_norm = pre_norm, after.bf16 = after.panels = true;
+  after.gated = gated, after.pre_norm = pre_norm, after.bf16 = after.pairs = true;
   auto run = [&](std::initializer_list<int64_t> bounds) {
     std::vector<bfloat16> y(rows * kHidden), next(rows * kHidden);
     for (const int64_t* end = bounds.begin() + 1; end != bounds.end(); ++end) {

@@ -11,12 +11,19 @@ from fastenc.ops.gemm import cpp_product_is_faster, gemm, gemm_packed, linear, p
 from fastenc.packing import pack_sequences
 
 pytestmark = pytest.mark.usefixtures("ours", "instruction_set")
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def within(actual, expected, inner):
     """Relative to the largest sum, with the probable bound of a sum's rounding: sqrt(inner) instead of inner."""
     bound = 4 * inner**0.5 * torch.finfo(actual.dtype).eps
     return (actual.double() - expected).abs().max() <= bound * expected.abs().max()
+
+
+def by_packed(x, weight, bias):
+    """Packed weights of bfloat16 are float32 where the instruction set has no products of pairs."""
+    packed = pack_weight(weight)
+    return gemm_packed(x.to(packed.dtype), packed, bias, weight.shape[0])
 
 
 class Products(TorchDispatchMode):
@@ -50,19 +57,20 @@ def test_products(shape, transposed, extra):
 
 
 @pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
-@pytest.mark.parametrize("inner", [16, 150, 384])
+@pytest.mark.parametrize("inner", [16, 33, 150, 384])
 @pytest.mark.parametrize("biased", [False, True])
-def test_any_number_of_rows_has_the_bits_of_packed_weights(inner, biased):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_number_of_rows_has_the_bits_of_packed_weights(dtype, inner, biased):
     """A tile of each width, and outputs that fill no tile."""
-    columns, weight = 23, torch.randn(23, inner)
+    columns, weight = 23, torch.randn(23, inner).to(dtype)
     bias = torch.randn(columns) if biased else None
-    x = torch.randn(100, inner)
-    packed = gemm_packed(x, pack_weight(weight), bias, columns)
+    x = torch.randn(100, inner).to(dtype)
+    packed = by_packed(x, weight, bias)
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     assert within(packed, expected, inner)
-    for rows in (*range(1, 26), 31, 47, 100):
+    for rows in (*range(1, 26), 31, 41, 48, 49, 100):
         y = torch.ops.fastenc.gemm(x[:rows], weight.t(), bias)
-        assert torch.equal(y, packed[:rows]), rows
+        assert torch.equal(y, packed[:rows].to(dtype)), rows
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -93,10 +101,11 @@ def test_few_rows_in_bfloat16(shape, biased):
 @pytest.mark.parametrize("rows", [0, 1, 130, 400])
 @pytest.mark.parametrize(("inner", "columns"), [(1, 1), (384, 17), (150, 64), (128, 257)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_products_of_packed_weights(rows, inner, columns, biased):
-    a, weight = torch.randn(rows, inner), torch.randn(columns, inner)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_packed_weights(dtype, rows, inner, columns, biased):
+    a, weight = (torch.randn(size, inner).to(dtype) for size in (rows, columns))
     bias = torch.randn(columns) if biased else None
-    y = gemm_packed(a, pack_weight(weight), bias, columns)
+    y = by_packed(a, weight, bias)
     expected = a.double() @ weight.double().t() + (0 if bias is None else bias.double())
     assert y.shape == expected.shape
     assert not rows or within(y, expected, inner)

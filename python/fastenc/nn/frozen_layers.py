@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_call import HEAD_NORMS, OWN_NORMS, FixedArguments, Prepared
+from fastenc.nn.layer_call import DERIVED_INPUTS, HEAD_NORMS, OWN_NORMS, FixedArguments, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
     AttentionInputs,
@@ -25,7 +25,7 @@ from fastenc.nn.layer_spec import (
 from fastenc.nn.ways import cpu_inference, int8_inference
 from fastenc.ops import dispatch
 
-# The features of layers that run in the same two ops in every call without a source, a cache or global tokens.
+# The features of layers, and of inputs, that the same two ops compute in every call.
 TAKES = (
     frozenset({"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"})
     | {"key_heads"}
@@ -64,7 +64,7 @@ def _widened(argument: object) -> object:
 
 def runner(
     x: Tensor,
-    max_seqlen: int,
+    inputs: AttentionInputs,
     layers: Sequence[AdaptableLayer],
     dropouts: Sequence[LayerDropout],
     frozen: Sequence[Prepared] | None,
@@ -72,12 +72,14 @@ def runner(
     """A function that runs the stack's frozen layers in this call, or None if the ways must be asked.
 
     Args:
-        x: the first layer's input.
+        x, inputs: those of the first layer.
         layers: the modules that compute layers, each with its copies in ``frozen``. Their weights are not read.
     """
     if frozen is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return None
     if x.device.type != "cpu" or dispatch.autocast_dtype("cpu"):
+        return None
+    if given_fields(inputs, DERIVED_INPUTS) - TAKES:
         return None
     if torch_module._has_any_global_hook() or any(map(_does_more, layers)):
         return None
@@ -95,21 +97,24 @@ def runner(
     else:
         dtypes = {each.weights.down_weight.dtype for each in frozen if each.weights is not None}
         few_rows = cpu_inference.has_few_rows(x)
-        shared = few_rows or cpu_inference.shares_sequences(x, max_seqlen)
+        shared = few_rows or cpu_inference.shares_sequences(x, inputs.max_seqlen)
         if dtypes != {x.dtype} or not shared:
             return None
         attend = partial(cpu_inference.attend_in_one_op, few_rows)
         end = partial(cpu_inference.after_attention, few_rows)
 
     def run(number: int, state: LayerState, inputs: AttentionInputs, pre_norm: bool) -> LayerState:
-        fixed = arguments[number]
-        return end(attend(state.x, inputs, fixed), state.residual, fixed, pre_norm)
+        attention, after_attention = arguments[number]
+        attended = attend(state.x, inputs, attention)
+        return end(attended, state.residual, after_attention, pre_norm)
 
     return run
 
 
 def _does_more(layer: AdaptableLayer) -> bool:
     """Whether a call of the layer does more than its description says."""
-    if isinstance(layer, nn.Module) and (layer._forward_hooks or layer._forward_pre_hooks):
-        return True
+    if isinstance(layer, nn.Module):
+        hooks = layer._forward_hooks or layer._forward_pre_hooks
+        if hooks or "forward" in vars(layer) or layer._compiled_call_impl is not None:
+            return True
     return layer.adapted() is not None

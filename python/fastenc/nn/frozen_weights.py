@@ -14,7 +14,7 @@ from fastenc.nn.frozen_layers import with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
-from fastenc.nn.weight_block import apart, in_one_block
+from fastenc.nn.weight_block import in_one_block, join, split
 
 INT8 = "int8"
 
@@ -172,12 +172,12 @@ class FrozenWeights(nn.Module):
     def __reduce__(self):
         if not self._replaces_weights or self._layers is None:
             return (FrozenWeights, ())
-        return (_replacing, (apart(self._layers),))
+        return (_replacing, split(self._layers))
 
 
-def _replacing(layers: list[Prepared]) -> FrozenWeights:
+def _replacing(block: Tensor, layers: list[Prepared]) -> FrozenWeights:
     frozen = FrozenWeights()
-    frozen._layers, frozen._replaces_weights = in_one_block(layers), True
+    frozen._layers, frozen._replaces_weights = join(block, layers), True
     return frozen.eval()
 
 

@@ -71,8 +71,11 @@ class Int8Weights(NamedTuple):
 
 
 class FixedArguments(NamedTuple):
-    """The last arguments of a layer's two CPU ops (:mod:`fastenc.ops.encoder_layer`), which no call changes: weights,
-    biases, numbers."""
+    """The last arguments of a layer's two CPU ops, which no call changes: weights, biases, numbers.
+
+    They are those of :mod:`fastenc.ops.int8_products` if the layer has weights in 8 bits, else of
+    :mod:`fastenc.ops.encoder_layer`.
+    """
 
     attention: tuple
     after_attention: tuple

@@ -52,6 +52,7 @@ class StackSpec:
         max_positions: the number of tokens of the longest text that the checkpoint was made for.
         relative_positions: the rows of a table of relative positions, or None without it.
         convolution: the convolution after layer 0, or None.
+    Raises: ValueError if layers of one module have several descriptions: a frozen module has one.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -61,6 +62,14 @@ class StackSpec:
     max_positions: int
     relative_positions: RelativePositionSpec | None = None
     convolution: ConvolutionSpec | None = None
+
+    def __post_init__(self) -> None:
+        for number, index in enumerate(self.module_of_layer):
+            if self.layers[number] != self.of_module(index):
+                raise ValueError(
+                    f"layers of one module must have one description, got another one for layer {number} of module "
+                    f"{index}: give it a module of its own"
+                )
 
     @property
     def has_bounded_angles(self) -> bool:
@@ -179,9 +188,7 @@ def run_stack(
     casts = (
         None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
-    run_frozen = None
-    if source is None and caches is None and global_tokens is None:
-        run_frozen = runner(x, max_seqlen, modules.layers, dropouts, modules.frozen)
+    run_frozen = runner(x, inputs(0), modules.layers, dropouts, modules.frozen)
     last = len(spec.layers) - 1
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)

@@ -4,9 +4,9 @@ One short text reads each weight once. In pages of 4 KB the processor then looks
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,35 +16,61 @@ from fastenc.nn.layer_call import Prepared
 LINE = 64  # bytes of a line of the cache
 
 
-def in_one_block(layers: list[Prepared]) -> list[Prepared]:
-    """The same copies, with their packed weights in one block; elsewhere than on Linux as they are.
+class _Place(NamedTuple):
+    """Where a packed weight lies in the block."""
 
-    ``layers`` becomes empty, because a layer's own tensors are freed before those of the next are copied.
+    start: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def of(self, block: Tensor) -> Tensor:
+        size = self.shape.numel() * self.dtype.itemsize
+        return block[self.start : self.start + size].view(self.dtype).view(self.shape)
+
+
+def in_one_block(layers: list[Prepared]) -> list[Prepared]:
+    """The same copies, with their packed weights in one block.
+
+    ``layers`` becomes empty if there are any, because a layer's own tensors are freed before those of the next are
+    copied.
     """
     size = sum(_room(tensor) for layer in layers for tensor in _packed(layer))
-    if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not size:
         return layers
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    block, start, moved = torch.frombuffer(memory, dtype=torch.uint8), 0, list[Prepared]()
+    block, start, moved = _new_block(size), 0, list[Prepared]()
     layers.reverse()
     while layers:
         layer, views = layers.pop(), {}
         for tensor in _packed(layer):
-            view = block[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            views[id(tensor)] = view.copy_(tensor)
+            place = _Place(start, tensor.dtype, tensor.shape)
+            views[id(tensor)] = place.of(block).copy_(tensor)
             start += _room(tensor)
         moved.append(_replaced(layer, views))
     return moved
 
 
-def apart(layers: Sequence[Prepared]) -> list[Prepared]:
-    """The same copies, each in its own memory: a pickled view would bring the whole block."""
-    return [
-        _replaced(layer, {id(tensor): tensor.clone() for tensor in _packed(layer)})
-        for layer in layers
-    ]
+def split(layers: list[Prepared]) -> tuple[Tensor, list[Prepared]]:
+    """The block of layers by :func:`in_one_block`, and the layers with places in it: each view that is pickled would
+    bring the whole block."""
+    tensors = [tensor for layer in layers for tensor in _packed(layer)]
+    block = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
+    begin = block.data_ptr()
+    places = {id(t): _Place(t.data_ptr() - begin, t.dtype, t.shape) for t in tensors}
+    return block, [_replaced(layer, places) for layer in layers]
+
+
+def join(block: Tensor, layers: list[Prepared]) -> list[Prepared]:
+    """The inverse of :func:`split`."""
+    return [_joined(layer, block) for layer in layers]
+
+
+def _new_block(size: int) -> Tensor:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _packed(layer: Prepared) -> list[Tensor]:
@@ -58,13 +84,24 @@ def _room(tensor: Tensor) -> int:
     return -(-tensor.nbytes // LINE) * LINE
 
 
-def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
-    """``value`` with other tensors, by their ids, at any depth of its tuples and lists."""
+def _replaced(value: Any, others: Mapping[int, Any]) -> Any:
+    """``value`` with other values for its tensors, by their ids, at any depth of its tuples and lists."""
     if isinstance(value, Tensor):
-        return tensors.get(id(value), value)
+        return others.get(id(value), value)
+    return _rebuilt(value, lambda each: _replaced(each, others))
+
+
+def _joined(value: Any, block: Tensor) -> Any:
+    if isinstance(value, _Place):
+        return value.of(block)
+    return _rebuilt(value, lambda each: _joined(each, block))
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    """A list, tuple or named tuple of changed values; any other value as it is."""
     if isinstance(value, list):
-        return [_replaced(each, tensors) for each in value]
-    if isinstance(value, tuple):
-        values = [_replaced(each, tensors) for each in value]
-        return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
-    return value
+        return [change(each) for each in value]
+    if not isinstance(value, tuple) or isinstance(value, torch.Size):
+        return value
+    values = [change(each) for each in value]
+    return type(value)(*values) if hasattr(value, "_fields") else tuple(values)

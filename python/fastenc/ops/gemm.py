@@ -214,5 +214,5 @@ def _fake_packed(weights: list[Tensor]) -> Tensor:
 library.define("pack_weight(Tensor[] weights) -> Tensor", _fake_packed)
 library.define(
     "gemm_packed(Tensor a, Tensor packed, Tensor? bias, int columns) -> Tensor",
-    lambda a, packed, bias, columns: a.new_empty((a.shape[0], columns)),
+    lambda a, packed, bias, columns: a.new_empty((a.shape[0], columns), dtype=torch.float32),
 )

@@ -22,9 +22,7 @@ def attends_in_bfloat16() -> bool:
     On Intel's processors AVX512-BF16 is no faster than float32.
     """
     built = library._C.build_info()
-    return built["bfloat16_tiles"] or (
-        built["bfloat16_dot_products"] and not built["intel_processor"]
-    )
+    return built["bfloat16_tiles"] or (built["bfloat16_panels"] and not built["intel_processor"])
 
 
 def pack_int8(*weights: Tensor) -> Tensor:

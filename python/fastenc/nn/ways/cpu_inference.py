@@ -186,7 +186,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     )
     x, w, a = state.x, layer_call.prepared.stacked or layer_call.weights, spec.attention
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
-    fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
+    fixed = layer_call.prepared.fixed
     few_rows = has_few_rows(x)
     separate = (
         inputs.cache is not None
@@ -200,7 +200,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
     rounds = _multiplies_pairs(w) or a.head_norm_eps is not None
     if in_one_op and (shared or rounds):
-        attended = attend_in_one_op(few_rows or not shared, x, inputs, fixed)
+        given = attention_arguments(w, packed, a) if fixed is None else fixed.attention
+        attended = attend_in_one_op(few_rows or not shared, x, inputs, given)
     else:
         # In float32 as in the one op, and as with packed weights, which bfloat16 has where it is emulated.
         widens = in_one_op or (x.dtype == torch.bfloat16 and gemm.emulates_bfloat16())
@@ -208,13 +209,15 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     before = state.residual
     if spec.cross_norm is not None:
         attended, before = _attend_to_source(attended, layer_call)
-    return after_attention(few_rows, attended, before, fixed, spec.pre_norm)
+    given = after_attention_arguments(w, packed, spec) if fixed is None else fixed.after_attention
+    return after_attention(few_rows, attended, before, given, spec.pre_norm)
 
 
-def attend_in_one_op(
-    few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: FixedArguments
-) -> Tensor:
-    """Attention of x: (total_tokens, num_heads * head_dim). few_rows: the threads share out the columns."""
+def attend_in_one_op(few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: tuple) -> Tensor:
+    """Attention of x: (total_tokens, num_heads * head_dim).
+
+    Args: few_rows: the threads share out the columns. fixed: by :func:`attention_arguments`.
+    """
     return torch.ops.fastenc.encoder_layer_attention(
         x,
         inputs.cu_seqlens,
@@ -222,16 +225,16 @@ def attend_in_one_op(
         inputs.relative_bias,
         inputs.rotary,
         few_rows,
-        *fixed.attention,
+        *fixed,
     )
 
 
 def after_attention(
-    few_rows: bool, attended: Tensor, residual: Tensor, fixed: FixedArguments, pre_norm: bool
+    few_rows: bool, attended: Tensor, residual: Tensor, fixed: tuple, pre_norm: bool
 ) -> LayerState:
-    """The layer's end."""
+    """The layer's end. fixed: by :func:`after_attention_arguments`."""
     y, next_residual = torch.ops.fastenc.encoder_layer_after_attention(
-        attended, residual, few_rows, *fixed.after_attention
+        attended, residual, few_rows, *fixed
     )
     return LayerState(y, next_residual if pre_norm else y)
 
@@ -240,27 +243,38 @@ def fixed_arguments(
     w: LayerWeights, packed: PackedWeights | None, spec: LayerSpec
 ) -> FixedArguments:
     """The arguments of the two ops that follow from the layer alone."""
-    take = lambda name, plain: [getattr(packed, name)] if packed is not None else list(plain)
-    attention = (
-        take("qkv", w.qkv_weights),
+    return FixedArguments(
+        attention_arguments(w, packed, spec.attention), after_attention_arguments(w, packed, spec)
+    )
+
+
+def attention_arguments(
+    w: LayerWeights, packed: PackedWeights | None, spec: AttentionSpec
+) -> tuple:
+    return (
+        [*w.qkv_weights] if packed is None else [packed.qkv],
         stack_biases(w.qkv_biases, w.qkv_weights),
         packed is not None,
-        *attention_numbers(w, spec.attention),
+        *attention_numbers(w, spec),
     )
-    out, norm = take("attention_out", (w.attention_out_weight,)), spec.attention_norm
+
+
+def after_attention_arguments(
+    w: LayerWeights, packed: PackedWeights | None, spec: LayerSpec
+) -> tuple:
+    out, norm = None if packed is None else packed.attention_out, spec.attention_norm
     if spec.cross_norm is not None:
-        of_cross = None if packed is None else packed.cross
+        out = None if packed is None or packed.cross is None else packed.cross.out
         w, norm = w.after_self_attention(), spec.cross_norm
-        out = [w.attention_out_weight if of_cross is None else of_cross.out]
     f = spec.feed_forward
-    after_attention = (
-        out,
+    return (
+        [w.attention_out_weight if out is None else out],
         w.attention_out_bias,
         w.attention_norm_weight,
         w.attention_norm_bias,
-        take("up", w.up_weights),
+        [*w.up_weights] if packed is None else [packed.up],
         stack_biases(w.up_biases, w.up_weights),
-        take("down", (w.down_weight,)),
+        [w.down_weight if packed is None else packed.down],
         w.down_bias,
         w.out_norm_weight,
         w.out_norm_bias,
@@ -275,7 +289,6 @@ def fixed_arguments(
         norm.eps,
         spec.out_norm.eps,
     )
-    return FixedArguments(attention, after_attention)
 
 
 def attention_numbers(w: LayerWeights, spec: AttentionSpec) -> tuple:
@@ -335,13 +348,21 @@ def product(
     biases: tuple[Tensor | None, ...],
     packed: Tensor | None,
 ) -> Tensor:
-    """x W^T + b for stacked weights and biases: float32 with packed weights, else in the weights' dtype."""
-    bias = stack_biases(biases, weights)
-    if packed is not None:
-        rows = sum(weight.shape[0] for weight in weights)
-        x = x if x.dtype == packed.dtype else x.float()
-        return gemm.gemm_packed(x, packed, None if bias is None else bias.float(), rows)
-    return torch.ops.fastenc.gemm(x, stack(weights).t(), bias)
+    """x W^T + b for stacked weights and biases.
+
+    Returns: in pairs of bfloat16 the weights' dtype, packed or not. Else float32 with packed weights, and without the
+        weights' dtype.
+    """
+    bias, dtype = stack_biases(biases, weights), weights[0].dtype
+    pairs = dtype == torch.bfloat16 and gemm.multiplies_pairs()
+    if pairs:
+        x = x.to(dtype)
+    if packed is None:
+        return torch.ops.fastenc.gemm(x, stack(weights).t(), bias)
+    rows = sum(weight.shape[0] for weight in weights)
+    x = x if x.dtype == packed.dtype else x.float()
+    y = gemm.gemm_packed(x, packed, None if bias is None else bias.float(), rows)
+    return y.to(dtype) if pairs else y
 
 
 def shares_sequences(x: Tensor, max_seqlen: int) -> bool:
@@ -352,12 +373,10 @@ def shares_sequences(x: Tensor, max_seqlen: int) -> bool:
 
 def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights | None) -> Tensor:
     """The product with q, k and v."""
-    pairs = _multiplies_pairs(w)
     plain = packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype
-    if plain and (not pairs or x.shape[0] <= gemm.FEW_ROWS):
+    if plain and (not _multiplies_pairs(w) or x.shape[0] <= gemm.FEW_ROWS):
         return stacked_linear(x, w.qkv_weights, w.qkv_biases)
-    y = product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
-    return y.to(x.dtype) if pairs else y  # packed or not, in the same dtype
+    return product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
 
 
 def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:

@@ -102,14 +102,14 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
     if a.position_terms or a.sorts_qkv or plan_of(inputs, a):
-        bias = stack_biases(w.qkv_biases, w.qkv_weights)
+        weight, bias, *_ = fixed.attention
         columns = 3 * a.num_heads * a.head_dim
         attended = cpu_inference.attend(
-            int8_products.int8_linear(state.x, packed.qkv, bias, columns), layer_call
+            int8_products.int8_linear(state.x, weight, bias, columns), layer_call
         )
     else:
-        attended = attend(state.x, inputs, fixed)
-    return after_attention(attended, state.residual, fixed, spec.pre_norm)
+        attended = attend(state.x, inputs, fixed.attention)
+    return after_attention(attended, state.residual, fixed.after_attention, spec.pre_norm)
 
 
 def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> FixedArguments:
@@ -145,23 +145,19 @@ def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> Fi
     )
 
 
-def attend(x: Tensor, inputs: AttentionInputs, fixed: FixedArguments) -> Tensor:
-    """Attention of x: float32 (total_tokens, num_heads * head_dim)."""
+def attend(x: Tensor, inputs: AttentionInputs, fixed: tuple) -> Tensor:
+    """Attention of x: float32 (total_tokens, num_heads * head_dim). fixed: ``FixedArguments.attention``."""
     return torch.ops.fastenc.int8_layer_attention(
         x,
         inputs.cu_seqlens,
         inputs.max_seqlen,
         inputs.relative_bias,
         inputs.rotary,
-        *fixed.attention,
+        *fixed,
     )
 
 
-def after_attention(
-    attended: Tensor, residual: Tensor, fixed: FixedArguments, pre_norm: bool
-) -> LayerState:
-    """The layer's end."""
-    y, next_residual = torch.ops.fastenc.int8_layer_after_attention(
-        attended, residual, *fixed.after_attention
-    )
+def after_attention(attended: Tensor, residual: Tensor, fixed: tuple, pre_norm: bool) -> LayerState:
+    """The layer's end. fixed: ``FixedArguments.after_attention``."""
+    y, next_residual = torch.ops.fastenc.int8_layer_after_attention(attended, residual, *fixed)
     return LayerState(y, next_residual if pre_norm else y)
