@@ -682,29 +682,28 @@ LARGER = {
 
 
 def families() -> str:
-    """The README's tables of encoders of base size: a row for each family, a column for each range of lengths."""
+    """The README's table of encoders of base size: a row for each family, two columns for each device."""
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
     names |= {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "deberta-v3": "DeBERTa-v3"}
     names |= {name: f"{title}, six layers" for name, title in LARGER.items()}
-    lines = []
-    for folder in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
-        if not (measured := load(folder, "families")):
-            continue
-        cells: dict[str, dict[str, str]] = {}
-        for case, rows in measured["cases"].items():
-            family, lengths = case.split(", ", 1)
-            ratio = speedup(rows["Hugging Face, patched by fastenc"])
-            cells.setdefault(family, {})[lengths.removeprefix("lengths ")] = ratio
-        columns = list(dict.fromkeys(lengths for row in cells.values() for lengths in row))
-        machine = measured["machine"]
-        head = [f"patched, {machine['device']}, {machine['threads']} threads"]
-        head += [f"lengths {lengths}" for lengths in columns]
-        lines += [f"| {' | '.join(head)} |", "|---|" + "---:|" * len(columns)]
-        for family, row in cells.items():
-            of_lengths = " | ".join(row.get(lengths, "") for lengths in columns)
-            lines.append(f"| {names[family]} | {of_lengths} |")
-        lines.append("")
-    return "\n".join(lines[:-1]) + "\n"
+    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    measurements = [data for device in devices if (data := load(device, "families"))]
+    workloads = ("lengths of SST-2", "lengths 10 to 256")
+    head = [
+        f"{data['machine']['device']}, {threads_of(data['machine'])}, {case}"
+        for data in measurements
+        for case in workloads
+    ]
+    lines = [f"| patched | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
+    for family, title in names.items():
+        cells = [
+            speedup(data["cases"].get(f"{family}, {case}", {}).get("Hugging Face, patched by fastenc"))
+            for data in measurements
+            for case in workloads
+        ]
+        if set(cells) != {"–"}:
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 # What multiplies 8 bits on a processor, as machine() names it → such processors.
