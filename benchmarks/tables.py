@@ -697,7 +697,9 @@ def families() -> str:
     lines = [f"| patched | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
     for family, title in names.items():
         cells = [
-            speedup(data["cases"].get(f"{family}, {case}", {}).get("Hugging Face, patched by fastenc"))
+            speedup(
+                data["cases"].get(f"{family}, {case}", {}).get("Hugging Face, patched by fastenc")
+            )
             for data in measurements
             for case in workloads
         ]
