@@ -2,7 +2,9 @@
 
 #include <deque>
 
+#include "all_layers.h"
 #include "layer_arguments.h"
+#include "row_blocks.h"
 #include "scratch.h"
 #include "weights.h"
 
@@ -33,13 +35,6 @@ int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows
 namespace {
 
 constexpr const char *kAttention = "encoder_layer_attention", *kAfterAttention = "encoder_layer_after_attention";
-constexpr int64_t kRows = 96;  // the most rows of a block
-
-// A multiple of the number of threads, so that all finish together.
-int64_t number_of_blocks(int64_t rows) {
-  const int64_t threads = torch::stable::get_num_threads();
-  return (rows + kRows * threads - 1) / (kRows * threads) * threads;
-}
 
 // Whether any number of rows reads the weights unpacked, so that a row's result does not depend on their number: Arm's
 // products of pairs have no packed form.
@@ -127,7 +122,7 @@ Tensor attention(
     layer_attention_few_rows(layer, x_rows, 0, sequences, attended_rows);
     return attended;
   }
-  const int64_t blocks = number_of_blocks(rows);
+  const int64_t blocks = number_of_row_blocks(rows);
   const auto bounds = share_sequences(layer.offsets, sequences, blocks);
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
@@ -204,20 +199,25 @@ std::tuple<Tensor, Tensor> after_attention(
     layer_after_attention_few_rows(layer, attended_rows, residual_rows, 0, rows, y_rows, next_rows);
     return {y, next_residual};
   }
-  const int64_t blocks = number_of_blocks(rows), unit = pairs ? 16 : 1, units = (rows + unit - 1) / unit;
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = units * block / blocks * unit, last = std::min(units * (block + 1) / blocks * unit, rows);
-      if (first == last) continue;  // fewer rows than blocks
-      if (plain) {
-        layer_after_attention_few_rows(layer, attended_rows, residual_rows, first, last, y_rows, next_rows);
-        continue;
-      }
-      float* scratch = thread_scratch(layer_after_attention_scratch(layer, last - first));
-      FASTENC_CALL(layer_after_attention, layer, attended_rows, residual_rows, y_rows, next_rows, first, last, scratch);
-    }
+  for_row_blocks(rows, pairs ? kAmxRows : 1, [&](int64_t first, int64_t last) {
+    if (plain)
+      return layer_after_attention_few_rows(layer, attended_rows, residual_rows, first, last, y_rows, next_rows);
+    float* scratch = thread_scratch(layer_after_attention_scratch(layer, last - first));
+    FASTENC_CALL(layer_after_attention, layer, attended_rows, residual_rows, y_rows, next_rows, first, last, scratch);
   });
   return {y, next_residual};
+}
+
+// All layers of few rows, their weights packed.
+std::vector<Tensor> layers(
+    Tensor x, Tensor residual, Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases,
+    std::vector<Tensor> rotaries, int64_t count, std::vector<Tensor> tensors, std::vector<int64_t> integers,
+    std::vector<double> reals) {
+  constexpr const char* kLayers = "encoder_layers";
+  FixedArguments fixed(kLayers, tensors, integers, reals);
+  return run_layers(
+      kLayers, attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries, count, fixed,
+      true);
 }
 
 }  // namespace
@@ -225,6 +225,7 @@ std::tuple<Tensor, Tensor> after_attention(
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("encoder_layer_attention", TORCH_BOX(&attention));
   m.impl("encoder_layer_after_attention", TORCH_BOX(&after_attention));
+  m.impl("encoder_layers", TORCH_BOX(&layers));
 }
 
 }  // namespace fastenc

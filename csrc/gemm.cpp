@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include "convert_tensors.h"
+#include "row_blocks.h"
 #include "scratch.h"
 #include "weights.h"
 
@@ -14,11 +15,10 @@ constexpr int64_t kLeastCopiedColumns = 256;  // of a task that copies its rows
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
-constexpr int64_t kTileRows = 96;        // rows of a task of many rows of bfloat16
 constexpr int64_t kRowsAtOnce = 128;     // rows of A that stay in the second-level cache while all weights are read
 
 // The fewest blocks of rows that give each thread several tasks.
-int64_t number_of_row_blocks(int64_t rows, int64_t panels) {
+int64_t row_blocks_of(int64_t rows, int64_t panels) {
   const int64_t threads = torch::stable::get_num_threads();
   return std::clamp(4 * threads / panels, (rows + kMostRows - 1) / kMostRows, std::max<int64_t>(1, rows / kLeastRows));
 }
@@ -30,7 +30,7 @@ struct Grid {
 
 // Few, wide tasks where rows are copied, because each task copies them; else a panel a task.
 Grid grid_of(const Gemm& m, int64_t panels) {
-  if (!copies_rows(isa() == Isa::avx2 ? 32 : 0, m.rows)) return {number_of_row_blocks(m.rows, panels), panels};
+  if (!copies_rows(isa() == Isa::avx2 ? 32 : 0, m.rows)) return {row_blocks_of(m.rows, panels), panels};
   const int64_t row_blocks = (m.rows + kCopiedRows - 1) / kCopiedRows, threads = torch::stable::get_num_threads();
   const int64_t most = std::max<int64_t>(1, m.columns / kLeastCopiedColumns);
   return {row_blocks, threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + row_blocks - 1) / row_blocks, 1, most)};
@@ -99,12 +99,8 @@ void parallel_gemm(const GemmTiles& m) {
     });
     return;
   }
-  const int64_t blocks = (m.rows + kTileRows - 1) / kTileRows;
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kTileRows, last = std::min(first + kTileRows, m.rows);
-      avx512::gemm_tiles(m, filled(first, last), first, last, 0, m.columns);
-    }
+  for_row_blocks(m.rows, kAmxRows, [&](int64_t first, int64_t last) {
+    avx512::gemm_tiles(m, filled(first, last), first, last, 0, m.columns);
   });
 #endif
 }

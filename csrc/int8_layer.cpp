@@ -1,8 +1,10 @@
 #include "int8_layer.h"
 
+#include "all_layers.h"
 #include "encoder_layer.h"
 #include "int8_weights.h"
 #include "layer_arguments.h"
+#include "row_blocks.h"
 #include "scratch.h"
 
 namespace fastenc {
@@ -106,7 +108,7 @@ Tensor attention(
     longest = std::max<int64_t>(longest, given.offsets[s + 1] - given.offsets[s]);
   const int64_t threads = torch::stable::get_num_threads();
   if (threads == 1 || (rows > kInt8FewRows && longest * kSequencesPerThread * threads <= rows)) {
-    const int64_t blocks = int8_row_blocks(rows);
+    const int64_t blocks = number_of_row_blocks(rows);
     const auto bounds = share_sequences(given.offsets, given.sequences, blocks);
     torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block)
@@ -284,16 +286,23 @@ std::tuple<Tensor, Tensor> after_attention(
     after_attention_few_rows(layer, attended_rows, x, y_rows, next_rows, rows);
     return {y, next_residual};
   }
-  const int64_t blocks = int8_row_blocks(rows);
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
-      after_attention_rows(
-          layer, attended_rows + first * width, x + first * hidden, y_rows + first * hidden,
-          pre_norm ? next_rows + first * hidden : nullptr, last - first);
-    }
+  for_row_blocks(rows, 1, [&](int64_t first, int64_t last) {
+    after_attention_rows(
+        layer, attended_rows + first * width, x + first * hidden, y_rows + first * hidden,
+        pre_norm ? next_rows + first * hidden : nullptr, last - first);
   });
   return {y, next_residual};
+}
+
+std::vector<Tensor> layers(
+    Tensor x, Tensor residual, Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases,
+    std::vector<Tensor> rotaries, int64_t count, std::vector<Tensor> tensors, std::vector<int64_t> integers,
+    std::vector<double> reals) {
+  constexpr const char* kLayers = "int8_layers";
+  FixedArguments fixed(kLayers, tensors, integers, reals);
+  return run_layers(
+      kLayers, attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries, count,
+      fixed);
 }
 
 }  // namespace
@@ -301,6 +310,7 @@ std::tuple<Tensor, Tensor> after_attention(
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("int8_layer_attention", TORCH_BOX(&attention));
   m.impl("int8_layer_after_attention", TORCH_BOX(&after_attention));
+  m.impl("int8_layers", TORCH_BOX(&layers));
 }
 
 }  // namespace fastenc

@@ -1,4 +1,5 @@
 #include "int8_weights.h"
+#include "row_blocks.h"
 #include "scratch.h"
 
 namespace fastenc {
@@ -99,13 +100,9 @@ void parallel_int8_linear(const float* x, int64_t rows, const Int8Weight& weight
         weight.packed};
   };
   if (rows <= kInt8FewRows) return parallel_int8_columns(product(quantised(0, rows), 0, rows));
-  const int64_t blocks = int8_row_blocks(rows);
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = rows * block / blocks, last = rows * (block + 1) / blocks;
-      const Int8Product m = product(quantised(first, last), first, last);
-      FASTENC_CALL_INT8(int8_multiply, m);
-    }
+  for_row_blocks(rows, 1, [&](int64_t first, int64_t last) {
+    const Int8Product m = product(quantised(first, last), first, last);
+    FASTENC_CALL_INT8(int8_multiply, m);
   });
 }
 

@@ -25,12 +25,13 @@ inline int64_t tile_weight_floats(int64_t columns, int64_t depth) {
   return (columns + kTileColumns - 1) / kTileColumns * kTileColumns * tile_pairs(depth);
 }
 
-// The rows that such a weight multiplies, in bfloat16: whole tiles of 16 rows. (A stride that is a multiple of 4096 bytes
+// The rows that such a weight multiplies, in bfloat16: whole tiles of AMX. (A stride that is a multiple of 4096 bytes
 // would map all rows to the same lines of the cache.)
+constexpr int64_t kAmxRows = 16;
 inline int64_t tile_row_bytes(int64_t depth) { return 4 * tile_pairs(depth); }
 inline int64_t tile_row_stride(int64_t depth) { return tile_row_bytes(depth) + 64; }
 inline int64_t tile_rows_floats(int64_t rows, int64_t depth) {
-  return (rows + 15) / 16 * 16 * (tile_row_stride(depth) / 4);
+  return (rows + kAmxRows - 1) / kAmxRows * kAmxRows * (tile_row_stride(depth) / 4);
 }
 
 // The rows of an unpacked weight, or of several weights stacked by rows. Each row is contiguous.

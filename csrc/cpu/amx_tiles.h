@@ -2,7 +2,6 @@
 // the instruction of one of them. An instruction contains its tiles' numbers, so each is written out. Included for
 // AVX-512 only.
 
-constexpr int64_t kAmxRows = 16;
 constexpr int64_t kAmxBytes = 64;            // of a tile's row
 constexpr int64_t kAmxBlock = 2 * kAmxRows;  // rows and columns of 2 x 2 tiles of sums
 

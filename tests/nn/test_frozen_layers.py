@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 import fastenc
 from fastenc.adapt import Lora, add_adaptation
@@ -16,7 +17,8 @@ from tests.helpers.families import ENCODERS, model, padded_batch
 pytestmark = pytest.mark.skipif(
     not cpu_inference.packed_is_faster(), reason="this processor has no vector kernels"
 )
-LENGTHS = {"one text": (12,), "several": (12, 30, 7)}
+# One op runs all layers of the first batch.
+LENGTHS = {"one text": (12,), "many texts": (12, 30, 7) * 6}
 
 
 def frozen(folder, form):
@@ -33,7 +35,7 @@ def by_the_ways(monkeypatch):
 
     def states(encoder, batch):
         with monkeypatch.context() as patched, torch.no_grad():
-            patched.setattr(stack, "runner", lambda *arguments: None)
+            patched.setattr(stack, "frozen_stack", lambda *arguments: None)
             return encoder(batch, output_hidden_states=True).hidden_states
 
     return states
@@ -101,6 +103,67 @@ def test_what_is_added_to_a_layer_is_computed(change, tmp_path, by_the_ways):
         state = encoder(batch).last_hidden_state
     assert not torch.allclose(state, before, atol=0.1)
     assert torch.equal(state, by_the_ways(encoder, batch)[-1])
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "t5"])
+def test_a_visit_of_each_layer_s_input_changes_no_bit(family, tmp_path):
+    encoder = frozen(save(model(family), tmp_path), "float32")
+    batch, seen = packed(padded_batch(family, (12,))), []
+    with torch.no_grad():
+        output = encoder(batch, output_hidden_states=True)
+        visited = encoder(
+            batch,
+            output_hidden_states=True,
+            visit_input=lambda number, x, inputs: seen.append(number),
+        )
+    assert seen == list(range(encoder.config.num_layers))
+    for state, again in zip(output.hidden_states, visited.hidden_states, strict=True):
+        assert torch.equal(state, again)
+
+
+def test_flops_are_those_of_the_plain_model(tmp_path):
+    folder, batch = save(model("bert"), tmp_path), packed(padded_batch("bert", (12,)))
+
+    def flops(encoder):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            encoder(batch)
+        return counter.get_total_flops()
+
+    assert flops(frozen(folder, "float32")) == flops(Encoder.from_pretrained(folder)) > 0
+
+
+@pytest.fixture
+def call_of_all_layers(tmp_path, monkeypatch):
+    """The op, and its arguments in a call of an encoder of two layers."""
+    encoder, seen = frozen(save(model("bert"), tmp_path), "float32"), []
+    op = torch.ops.fastenc.encoder_layers
+    noting = lambda *arguments: (seen.append(arguments), op(*arguments))[1]
+    monkeypatch.setattr(torch.ops.fastenc, "encoder_layers", noting)
+    with torch.no_grad():
+        encoder(packed(padded_batch("bert", (12,))))
+    monkeypatch.undo()
+    return op, *seen
+
+
+def test_the_op_of_all_layers_passes_opcheck(call_of_all_layers):
+    op, arguments = call_of_all_layers
+    torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(
+    "place, change, message",
+    [
+        (5, lambda rotaries: [torch.ones(12, 16)], "a table for each layer, or none"),
+        (6, lambda layers: layers + 1, "fewer arguments than its layers have"),
+        (6, lambda layers: layers - 1, "more arguments than its layers have"),
+        (8, lambda integers: integers[1:], "encoder_layer"),
+    ],
+)
+def test_the_op_of_all_layers_refuses_other_arguments(place, change, message, call_of_all_layers):
+    op, arguments = call_of_all_layers
+    wrong = (*arguments[:place], change(arguments[place]), *arguments[place + 1 :])
+    with pytest.raises(RuntimeError, match=message):
+        op(*wrong)
 
 
 def test_hooks_of_all_modules_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fastenc.nn.adaptation import LayerAdaptation
@@ -80,6 +81,31 @@ class FixedArguments(NamedTuple):
     attention: tuple
     after_attention: tuple
 
+    def by_type(self) -> "ArgumentsByType":
+        """Both ops' arguments in order."""
+        tensors, integers, reals = list[Tensor](), list[int](), list[float]()
+        for argument in (*self.attention, *self.after_attention):
+            if isinstance(argument, list):  # a packed weight
+                tensors += argument
+            elif argument is None or isinstance(argument, Tensor):
+                tensors.append(NO_TENSOR if argument is None else argument)
+            elif isinstance(argument, float):
+                reals.append(argument)
+            else:
+                integers.append(argument)
+        return ArgumentsByType(tensors, integers, reals)
+
+
+class ArgumentsByType(NamedTuple):
+    """The fixed arguments of a layer as the ops of all layers take them: ``NO_TENSOR`` stands for None."""
+
+    tensors: list[Tensor]
+    integers: list[int]
+    reals: list[float]
+
+
+NO_TENSOR = torch.empty(0)
+
 
 class ProjectedPositions(NamedTuple):
     """The keys and the queries of all rows of a table of relative positions, each (rows, num_heads, head_dim) or None
@@ -100,6 +126,7 @@ class Prepared(NamedTuple):
         cast: in autocast's dtype, for the fused sublayers.
         positions: relative positions that are projected once, for CPU inference.
         fixed: for layers that CPU inference always runs in two ops (:mod:`fastenc.nn.frozen_layers`).
+        by_type: the same, for an op of all layers.
     """
 
     weights: LayerWeights | None = None
@@ -109,6 +136,7 @@ class Prepared(NamedTuple):
     cast: CastWeights | None = None
     positions: ProjectedPositions | None = None
     fixed: FixedArguments | None = None
+    by_type: ArgumentsByType | None = None
 
 
 NOT_PREPARED = Prepared()

@@ -13,7 +13,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
-from fastenc.nn.frozen_layers import runner
+from fastenc.nn.frozen_layers import frozen_stack
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
@@ -188,8 +188,19 @@ def run_stack(
     casts = (
         None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
-    run_frozen = runner(x, inputs(0), modules.layers, dropouts, modules.frozen)
+    frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
     last = len(spec.layers) - 1
+    if (
+        frozen is not None
+        and frozen.all_layers is not None
+        and visit_input is None
+        and spec.convolution is None
+    ):
+        of_layers = [inputs(number) for number in range(last + 1)]
+        *earlier, y = frozen.layers(spec.module_of_layer, state, of_layers)
+        yield from earlier
+        yield F.dropout(y, modules.final_dropout_p)
+        return
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
@@ -199,8 +210,8 @@ def run_stack(
         arguments = (state, of_layer, layer_spec, dropouts[number])
         if recomputed[index]:
             state = checkpoint(layer, *arguments, use_reentrant=False)
-        elif run_frozen is not None:
-            state = run_frozen(index, state, of_layer, layer_spec.pre_norm)
+        elif frozen is not None:
+            state = frozen.layer(index, state, of_layer, layer_spec.pre_norm)
         elif modules.frozen is not None:
             state = layer(*arguments, modules.frozen[index])
         else:

@@ -17,6 +17,10 @@ def _fake_attention(x, cu_seqlens, longest, relative_bias, rotary, few_rows, qkv
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=dtype)
 
 
+def fake_layers(x, residual, cu_seqlens, longest, biases, rotaries, layers, *arguments):
+    return [torch.empty_like(x) for _ in range(layers)]
+
+
 def _fake_after_attention(attended, residual, *arguments):
     pre_norm = arguments[-4]
     rows, hidden = residual.shape
@@ -45,3 +49,11 @@ library.define(
     " bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )
+# Both for each of the layers, with few_rows: what follows it above, of all layers, divided by type. relative_biases,
+# rotaries: a tensor for each layer, or none. An empty tensor stands for None. Returns the next layers' residuals, and
+# last the normalised output.
+LAYERS = (
+    "(Tensor x, Tensor residual, Tensor cu_seqlens, int max_seqlen, Tensor[] relative_biases, Tensor[] rotaries,"
+    " int layers, Tensor[] tensors, int[] integers, float[] reals) -> Tensor[]"
+)
+library.define(f"encoder_layers{LAYERS}", fake_layers)

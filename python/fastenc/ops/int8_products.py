@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import library
+from fastenc.ops.encoder_layer import LAYERS, fake_layers
 from fastenc.reference.int8_linear import group_size
 
 
@@ -91,3 +92,4 @@ library.define(
     " float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )
+library.define(f"int8_layers{LAYERS}", fake_layers)

@@ -286,8 +286,8 @@ def after_attention_arguments(
         f.gated,
         spec.pre_norm,
         norm.norm_type == "rms",
-        norm.eps,
-        spec.out_norm.eps,
+        float(norm.eps),
+        float(spec.out_norm.eps),
     )
 
 
@@ -296,10 +296,10 @@ def attention_numbers(w: LayerWeights, spec: AttentionSpec) -> tuple:
     return (
         *spec.heads[:2],
         spec.head_dim,
-        spec.scale,
+        float(spec.scale),
         w.query_norm_weight,
         w.key_norm_weight,
-        spec.head_norm_eps or 0.0,
+        float(spec.head_norm_eps or 0),
         *spec.window,
     )
 

@@ -139,8 +139,8 @@ def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> Fi
             activation.NUMBERS[spec.feed_forward.activation],
             spec.pre_norm,
             spec.attention_norm.norm_type == "rms",
-            spec.attention_norm.eps,
-            spec.out_norm.eps,
+            float(spec.attention_norm.eps),
+            float(spec.out_norm.eps),
         ),
     )
 
