@@ -77,7 +77,9 @@ template <class Attend, class End, class... Given>
 std::vector<Tensor> run_layers(
     const char* op, Attend attend, End end, Tensor x, Tensor residual, const Tensor& cu_seqlens, int64_t max_seqlen,
     const std::vector<Tensor>& relative_biases, const std::vector<Tensor>& rotaries, int64_t layers,
-    FixedArguments& fixed, Given... given) {
+    const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers, const std::vector<double>& reals,
+    Given... given) {
+  FixedArguments fixed(op, tensors, integers, reals);
   const auto of_layer = [&](const std::vector<Tensor>& tensors, int64_t layer) {
     STD_TORCH_CHECK(
         tensors.empty() || static_cast<int64_t>(tensors.size()) == layers, op, ": a table for each layer, or none");

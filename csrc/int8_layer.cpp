@@ -298,11 +298,9 @@ std::vector<Tensor> layers(
     Tensor x, Tensor residual, Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases,
     std::vector<Tensor> rotaries, int64_t count, std::vector<Tensor> tensors, std::vector<int64_t> integers,
     std::vector<double> reals) {
-  constexpr const char* kLayers = "int8_layers";
-  FixedArguments fixed(kLayers, tensors, integers, reals);
   return run_layers(
-      kLayers, attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries, count,
-      fixed);
+      "int8_layers", attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries, count, tensors,
+      integers, reals);
 }
 
 }  // namespace
