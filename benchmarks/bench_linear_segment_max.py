@@ -1,4 +1,5 @@
-"""The maxima of the masked-LM head's logits over each text (SPLADE): values and gradients, time and memory."""
+"""The maxima, and the sums of log(1 + ReLU), of the masked-LM head's logits over each text (SPLADE): values and
+gradients, time and memory."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,10 +17,11 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks.gpu_quick import problems
-from fastenc.ops import linear_segment_max
+from fastenc.ops import linear_segment_log_sum, linear_segment_max
 
-TABLES = {"linear_segment_max": "Largest logit of each text and vocabulary entry"}
-SMALLEST = ([3, 1, 5], 8, 30, torch.float32)  # the shape that the tests measure
+TABLES = {
+    "linear_segment_max": "Largest logit of each text and vocabulary entry, and sums of their logarithms"
+}
 # Lengths of a batch, hidden size, vocabulary.
 SHAPES = (
     {
@@ -31,8 +33,24 @@ SHAPES = (
 )
 
 
+def maximum(logits: torch.Tensor) -> torch.Tensor:
+    return logits.max(0).values
+
+
+def log_sum(logits: torch.Tensor) -> torch.Tensor:
+    return logits.relu().log1p().sum(0)
+
+
+SMALLEST = ([3, 1, 5], 8, 30, torch.float32, maximum)  # the shape that the tests measure
+
+
 def measure(
-    name: str, lengths: list[int], width: int, vocabulary: int, dtype: torch.dtype
+    name: str,
+    lengths: list[int],
+    width: int,
+    vocabulary: int,
+    dtype: torch.dtype,
+    pool: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, dict]:
     new = lambda *shape: torch.randn(*shape, device=DEVICE)
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
@@ -45,15 +63,20 @@ def measure(
     def eager(x, weight, bias):
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(wide), weight.to(wide), bias.to(wide))
-        return torch.stack([part.max(0).values for part in logits.split(lengths)]).to(x.dtype)
+        return torch.stack([pool(part) for part in logits.split(lengths)]).to(x.dtype)
 
     read = sum(v.nbytes for v in inputs)
     product = 2 * len(x) * width * vocabulary
-    taken = 2 * int(dvalues.count_nonzero()) * width
+    if pool is maximum:
+        ours = lambda *given: linear_segment_max(*given, cu_seqlens)[0]
+        gradients = 4 * int(dvalues.count_nonzero()) * width
+    else:
+        ours = lambda *given: linear_segment_log_sum(*given, cu_seqlens)
+        gradients = 3 * product  # it computes the logits again
     return compare_functions(
         name,
         {
-            "fastenc": lambda *given: linear_segment_max(*given, cu_seqlens)[0],
+            "fastenc": ours,
             "all logits": eager,
             "torch.compile of all logits": compiled(eager),
         },
@@ -61,7 +84,7 @@ def measure(
         dvalues,
         baseline="all logits",
         forward=Work(read + 3 * dvalues.nbytes, product, dtype),
-        backward=Work(2 * read + 3 * dvalues.nbytes, 2 * taken, dtype),
+        backward=Work(2 * read + 3 * dvalues.nbytes, gradients, dtype),
     )
 
 
@@ -69,8 +92,9 @@ def main() -> None:
     groups = {}
     for shape, given in SHAPES.items():
         for dtype in (torch.float32, torch.bfloat16):
-            name = f"{shape}, {dtype_name(dtype)}"
-            groups[name] = partial(measure, name, *given, dtype)
+            for pool in (maximum, log_sum):
+                name = f"{shape}, {dtype_name(dtype)}" + (", log sums" if pool is log_sum else "")
+                groups[name] = partial(measure, name, *given, dtype, pool)
     run_groups("linear_segment_max", groups)
 
 

@@ -203,6 +203,29 @@ FASTENC_INLINE Vec exp(Vec x) {
   return x < low ? splat(0.f) : result;
 }
 
+// log(1 + x) of x >= 0 to about one unit in the last place (Cephes' polynomial). Infinity and NaN stay.
+FASTENC_INLINE Vec log1p(Vec x) {
+  const int32_t root_of_half = 0x3f3504f3;  // its bits: the mantissa lies between it and twice it
+  const Vec u = x + 1.f;
+  const VecI shifted = (VecI)u - root_of_half, exponent = shifted >> 23;
+  const Vec mantissa = (Vec)((shifted & 0x7fffff) + root_of_half);
+  const Vec lost = (x - (u - 1.f)) * (Vec)((127 - exponent) << 23);  // what rounding u lost
+  const Vec f = (mantissa - 1.f) + lost, n = __builtin_convertvector(exponent, Vec);
+  Vec p = splat(7.0376836292e-2f);
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  const Vec square = f * f;
+  p = p * f * square + n * -2.12194440e-4f - square * 0.5f;
+  const Vec result = f + p + n * 0.693359375f;
+  return x < splat(__builtin_inff()) ? result : x;
+}
+
 // Calls body(column, count) for each vector of a row.
 #define FASTENC_FOR_COLUMNS(width, body)                                \
   do {                                                                  \

@@ -137,6 +137,7 @@ FORMULAS: dict[str, Formula] = {
     "gemm_packed": lambda a: 2 * a["a"].numel() * a["columns"],
     "encoder_layer_attention": _layer_attention,
     "encoder_layer_after_attention": _layer_after_attention,
+    "linear_segment_log_sum_fwd": lambda a: 2 * a["hidden"].numel() * a["weight"].shape[0],
     "linear_segment_max_fwd": lambda a: 2 * a["hidden"].numel() * a["weight"].shape[0],
     "int8_linear": lambda a: 2 * a["x"].numel() * a["columns"],
     "int8_layer_attention": _layer_attention,
