@@ -212,4 +212,8 @@ OTHERS = {
         "`span-ner`: entities beyond its limits.",
         "`--max-span-words`, or longer windows.",
     ),
+    "… has a column …, which is not read, …: give …": (
+        "`sentence-embedding` trains on pairs alone, and the file also has scores or hard negatives.",
+        "The options that the message names, or none if the pairs alone are meant.",
+    ),
 }

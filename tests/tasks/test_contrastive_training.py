@@ -13,6 +13,9 @@ from fastenc.testing import assert_within_budget
 from tests.helpers.commands import run
 from tests.helpers.versions import sentence_transformers_6
 
+# One file serves every loss.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has a column '.*', which is not read")
+
 TRIPLES = [
     ("a small dog runs", "the dog is running", "a cat sleeps"),
     ("two men play chess", "men at a game of chess", "nobody sings in the rain"),
@@ -198,7 +201,7 @@ def test_from_files_to_a_folder_that_needs_no_guide(folders, tmp_path):
     metrics = json.loads((output / "metrics.json").read_text())
     run("evaluate", output, data, "-o", tmp_path / "again.json")
     again = json.loads((tmp_path / "again.json").read_text())
-    assert again["mrr"] == pytest.approx(metrics["mrr"])
+    assert again["map"] == pytest.approx(metrics["map"])
     run(
         "finetune",
         folders / "base",

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import spearmanr
 
 from fastenc.data import train_tokenizer
 from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs, read_pairs
@@ -288,7 +289,11 @@ def test_a_fine_tuned_head_is_not_lost_in_silence(tmp_path, tokenizer):
 
 
 def test_retrieval_is_scikit_learns():
-    from sklearn.metrics import label_ranking_average_precision_score, top_k_accuracy_score
+    from sklearn.metrics import (
+        label_ranking_average_precision_score,
+        ndcg_score,
+        top_k_accuracy_score,
+    )
 
     vectors = torch.randn(60, 3, 6)
     texts = [(f"text {i}", f"partner {i}", f"negative {i}") for i in range(60)]
@@ -296,9 +301,16 @@ def test_retrieval_is_scikit_learns():
     unit = F.normalize(vectors, dim=2)
     scores = unit[:, 0] @ torch.cat([unit[:, 1], unit[:, 2]]).T
     relevant = torch.eye(60, 120)
-    mrr = label_ranking_average_precision_score(relevant.numpy(), scores.numpy())
-    recall = top_k_accuracy_score(range(60), scores.numpy(), k=1, labels=range(120))
-    assert metrics == {"mrr": pytest.approx(mrr), "recall@1": pytest.approx(recall)}
+    recall = lambda k: top_k_accuracy_score(range(60), scores.numpy(), k=k, labels=range(120))
+    ranks = 1 + (scores > scores[:, :60].diag()[:, None]).sum(1)
+    expected = {
+        "ndcg@10": ndcg_score(relevant.numpy(), scores.numpy(), k=10),
+        "mrr@10": float(torch.where(ranks <= 10, 1 / ranks, 0).mean()),
+        "map": label_ranking_average_precision_score(relevant.numpy(), scores.numpy()),
+        "recall@10": recall(10),
+        "recall@1": recall(1),
+    }
+    assert metrics == pytest.approx(expected)
 
 
 def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_partner():
@@ -309,10 +321,11 @@ def test_retrieval_counts_no_other_partner_and_no_copy_of_the_text_against_a_par
     vectors = torch.stack([torch.stack([vector[one], vector[other]]) for one, other in texts])
     # c and a are nearer to a than b is. They count only for d, whose partner is a.
     metrics = retrieval_metrics(texts, vectors)
-    assert metrics == {"mrr": pytest.approx((1 + 1 + 1 / 3) / 3), "recall@1": pytest.approx(2 / 3)}
+    assert metrics["map"] == pytest.approx((1 + 1 + 1 / 3) / 3)
+    assert metrics["recall@1"] == pytest.approx(2 / 3)
     # A model with the same vector for every text finds nothing.
     same = retrieval_metrics([("a", "b"), ("c", "d"), ("e", "f")], torch.ones(3, 2, 4))
-    assert same == {"mrr": pytest.approx(1 / 3), "recall@1": 0.0}
+    assert same["map"] == pytest.approx(1 / 3) and same["recall@1"] == 0.0
 
 
 WORDS = {"dog": "hound", "car": "vehicle", "house": "home", "sea": "ocean", "road": "street"}
@@ -356,11 +369,12 @@ def start(tables):
     return tables / "start"
 
 
+@pytest.mark.filterwarnings("ignore:.* has a column 'negative', which is not read")
 @pytest.mark.parametrize(
     "options,file,metric",
     [
-        ({"symmetric": True}, "pairs.tsv", "mrr"),
-        ({"text": ("sentence1", "sentence2", "negative")}, "pairs.tsv", "mrr"),
+        ({"symmetric": True}, "pairs.tsv", "map"),
+        ({"text": ("sentence1", "sentence2", "negative")}, "pairs.tsv", "ndcg@10"),
         ({"similarity": "score"}, "scored.tsv", "spearman"),
         ({"similarity": "score", "similarity_loss": "cosine"}, "scored.tsv", "spearman"),
     ],
@@ -432,6 +446,65 @@ def test_pairs_to_learn_from_have_tokens(tmp_path, tokenizer, similarity, empty)
         encode_pairs(read_pairs(path, similarity=similarity), tokenizer, 16)
     inputs = SentenceEmbedding().read_inputs(path)
     assert len(encode_pairs(inputs, tokenizer, 16)) == 2
+
+
+@pytest.mark.parametrize(
+    "file,message",
+    [
+        ("pairs.tsv", "'negative', .* give -t sentence1 -t sentence2 -t negative"),
+        ("scored.tsv", "'score', .* give --similarity score to learn the scores"),
+    ],
+)
+def test_a_column_that_is_not_learnt_is_named(tables, file, message):
+    with pytest.warns(UserWarning, match=message):
+        train = SentenceEmbedding().read(tables / file)
+    assert len(train.texts[0]) == 2 and not train.scores
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (
+            {"similarity_loss": "angle"},
+            "similarity_loss is for the loss with similarity, got 'angle'",
+        ),
+        (
+            {"highest_similarity": 5.0},
+            "highest_similarity is for the loss with similarity, got 5.0",
+        ),
+        ({"teacher_loss": "kl"}, "teacher_loss is for the loss with teacher, got 'kl'"),
+        ({"similarity": "score", "gather": True}, "gather is for the ranking loss, .* similarity"),
+        ({"similarity": "score", "symmetric": True}, "symmetric is for the ranking loss"),
+        (
+            {"similarity": "score", "similarity_loss": "cosine", "scale": 3.0},
+            "scale is not for similarity_loss cosine, got 3.0: leave it out",
+        ),
+        ({"truncate_dim": 0}, "truncate_dim must be at least 1, got 0"),
+    ],
+)
+def test_an_option_of_another_loss_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SentenceEmbedding(**options)
+
+
+def test_a_dev_set_of_triplets_needs_no_negatives(tables):
+    task = SentenceEmbedding(text=("sentence1", "sentence2", "negative"))
+    train = task.read(tables / "pairs.tsv")
+    dev = task.read(tables / "scored.tsv", train)
+    assert len(train.texts[0]) == 3 and len(dev.texts[0]) == 2
+
+
+def test_the_first_dimensions_alone_are_measured(tables, start):
+    task = SentenceEmbedding(similarity="score", truncate_dim=8)
+    data = task.read(tables / "scored.tsv")
+    embedder = task.load(start, data)
+    vectors = task.predict(embedder, data)
+    cut = F.normalize(vectors[..., :8], dim=2)
+    expected = spearmanr((cut[:, 0] * cut[:, 1]).sum(1), data.scores).statistic
+    assert task.score(embedder, data, vectors)["spearman"] == pytest.approx(expected, abs=1e-4)
+    too_many = SentenceEmbedding(similarity="score", truncate_dim=33)
+    with pytest.raises(ValueError, match="at most the vectors' width 32, got 33"):
+        too_many.score(embedder, data, vectors)
 
 
 def test_scores_are_shares_of_the_highest(tables):

@@ -41,6 +41,7 @@ def test_metrics_are_those_of_ranks():
     assert metrics["recall@10"] == pytest.approx(float((ranks <= 10).float().mean()))
     mrr = sum(1 / rank for rank in ranks.tolist() if rank <= 10) / 12
     assert metrics["mrr@10"] == pytest.approx(mrr)
+    assert metrics["map"] == pytest.approx(float((1 / ranks.double()).mean()))
 
 
 def test_the_regularisers_grow_with_the_square_of_the_steps(base):

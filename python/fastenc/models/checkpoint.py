@@ -272,5 +272,19 @@ def write_config(folder: Path, config: Mapping[str, object]) -> None:
     write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
 
 
+FLOATS = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype of parameters. Raises: ValueError for a name or a dtype that there is not."""
+    named = FLOATS.get(dtype) if isinstance(dtype, str) else dtype
+    if named is None or named not in FLOATS.values():
+        names = ", ".join(map(repr, FLOATS))
+        raise ValueError(
+            f"dtype must be one of {names} or 'int8', or a torch.dtype of these, got {dtype!r}"
+        )
+    return named

@@ -130,9 +130,9 @@ class PretrainedModel(nn.Module):
 
         Args:
             path_or_hub_id: folder with config.json and safetensors, or a name on the Hugging Face hub.
-            dtype: dtype of the model's parameters, or "int8": float32, with the layers' weights in 8 bits only, as
-                :func:`fastenc.freeze` makes them. Such a model computes on a CPU without gradients; it cannot be
-                trained or saved.
+            dtype: dtype of the model's parameters, or its name, such as "bfloat16". "int8": float32, with the layers'
+                weights in 8 bits only, as :func:`fastenc.freeze` makes them. Such a model computes on a CPU without
+                gradients; it cannot be trained or saved.
             layer_mix: whether the head reads a learned mix of all states (:class:`fastenc.nn.ScalarMix`) or the last
                 state only. None: as the checkpoint says.
             options: arguments of the model's constructor that override the checkpoint's, such as ``num_labels``.
@@ -141,8 +141,8 @@ class PretrainedModel(nn.Module):
             shape, a checkpoint that was fine-tuned for another task or other labels, or a dtype that there is not. For
             "int8" also what :func:`fastenc.freeze` says.
         """
-        if not isinstance(dtype, torch.dtype) and dtype != INT8:
-            raise ValueError(f'dtype must be a torch.dtype or "int8", got {dtype!r}')
+        if dtype != INT8:
+            dtype = checkpoint.dtype_named(dtype)
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         if layer_mix is not None:

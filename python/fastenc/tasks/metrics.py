@@ -173,7 +173,8 @@ def _lies_inside(entity: Span, other: Span) -> bool:
 
 
 def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict[str, float]:
-    """The rank of each text's partner by cosine similarity: mrr (the mean of 1 / rank) and recall@1.
+    """ndcg@10, mrr@10, map, recall@10 and recall@1: each text's partner is the one relevant candidate, by cosine
+    similarity.
 
     Args:
         texts: (text, partner) or (text, partner, hard negative) of each pair.
@@ -182,14 +183,11 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
     unit = F.normalize(vectors.float(), dim=2)
     flat = unit.flatten(0, 1)
     ranks = partner_ranks(texts, lambda chosen, others: flat[chosen] @ flat[others].T)
-    return {
-        "mrr": float((1 / ranks).mean()),
-        "recall@1": float((ranks == 1).double().mean()),
-    }
+    return {**_metrics_of_ranks(ranks), "recall@1": float((ranks == 1).double().mean())}
 
 
 def sparse_retrieval_metrics(texts: Sequence[tuple[str, ...]], weights: Tensor) -> dict[str, float]:
-    """ndcg@10, mrr@10 and recall@10 by trec_eval: each text's partner is the one relevant candidate, by dot product.
+    """ndcg@10, mrr@10, map and recall@10: each text's partner is the one relevant candidate, by dot product.
 
     Args:
         texts: as in :func:`retrieval_metrics`.
@@ -200,12 +198,18 @@ def sparse_retrieval_metrics(texts: Sequence[tuple[str, ...]], weights: Tensor) 
         dense = weights.index_select(0, chosen).to_dense()
         return torch.sparse.mm(weights.index_select(0, others), dense.T).T
 
-    # Only the partner and the candidates before it count, and of these no more than ten.
-    before = [min(int(rank) - 1, 10) for rank in partner_ranks(texts, products)]
+    return _metrics_of_ranks(partner_ranks(texts, products))
+
+
+def _metrics_of_ranks(ranks: Tensor) -> dict[str, float]:
+    """ndcg@10, mrr@10 and recall@10 by trec_eval, and map, from the rank of each query's one relevant candidate."""
+    # Only this candidate and those before it count, and of these no more than ten.
+    before = [min(int(rank) - 1, 10) for rank in ranks]
     metrics = ranking_metrics(
         [[*[1.0] * count, 0.0] for count in before], [[*[0.0] * count, 1.0] for count in before]
     )
-    return {name: metrics[name] for name in ("ndcg@10", "mrr@10", "recall@10")}
+    # With one relevant candidate, average precision is 1 / rank, however far down it is.
+    return metrics | {"map": float((1 / ranks).mean())}
 
 
 def partner_ranks(

@@ -1,7 +1,8 @@
 """The task of sentence embedding: vectors of texts, learnt from pairs of similar texts or from similarity scores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -17,14 +18,25 @@ from fastenc.data.pairs import (
     encode_pairs,
     read_pairs,
 )
+from fastenc.data.readers import numbered_rows
 from fastenc.models import SentenceEmbedder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.other_models import guide_vectors, teacher_scores
+from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
 from fastenc.tasks.summary import number_range
 from fastenc.tasks.text_pairs import TextPairTask
+
+# option: the option that chooses its loss
+OPTIONS_OF = {
+    "similarity_loss": "similarity",
+    "highest_similarity": "similarity",
+    "teacher_loss": "teacher",
+}
+# Columns that are likely to be meant for training, though an option has to name them.
+SCORES, NEGATIVES = ("score", "similarity"), ("negative", "hard_negative")
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,11 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     teacher_loss: str = option(
         "margin-mse", "Loss with a teacher: margin-mse, or kl (over partner and hard negative)."
     )
+    truncate_dim: int | None = option(
+        None,
+        "Measure, and predict similarities of, the first dimensions of the vectors only (Matryoshka).",
+        predict=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,14 +145,65 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
             raise ValueError(
                 f"tokens_at_once must be at least 1, got {self.tokens_at_once}: give more"
             )
+        if self.truncate_dim is not None and self.truncate_dim < 1:
+            raise ValueError(f"truncate_dim must be at least 1, got {self.truncate_dim}: give more")
+        self._check_options_of_losses()
+
+    def _check_options_of_losses(self) -> None:
+        """Raises: ValueError for an option that the chosen loss does not read."""
+        given = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        }
+        for name, needed in OPTIONS_OF.items():
+            if name in given and needed not in given:
+                raise ValueError(
+                    f"{name} is for the loss with {needed}, got {given[name]!r} without {needed}: give {needed}, or "
+                    f"leave out {name}"
+                )
+        other = next((name for name in ("similarity", "teacher") if name in given), None)
+        for name in ("symmetric", "gather"):
+            if name in given and other is not None:
+                raise ValueError(
+                    f"{name} is for the ranking loss, got it with {other}: leave out one of them"
+                )
+        if "scale" in given and (other == "teacher" or self.similarity_loss == "cosine"):
+            loss = "teacher" if other == "teacher" else "similarity_loss cosine"
+            raise ValueError(f"scale is not for {loss}, got {self.scale}: leave it out")
 
     def read(
         self, path: str | Path, train: TextPairs | SentenceEmbedder | None = None
     ) -> TextPairs:
-        highest = self.highest_similarity
+        highest, text = self.highest_similarity, self.text
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
-        return read_pairs(path, self.text, self.similarity, highest, self.quoting)
+        _, first = next(numbered_rows(path, text[:2], self.quoting))
+        if train is None:
+            self._warn_of_unread(path, first)
+        elif self.teacher is None and len(text) == 3 and text[2] not in first:
+            text = text[:2]  # metrics need no hard negatives
+        if train is not None and self.similarity is None:
+            require_trec_eval()  # before the training
+        return read_pairs(path, text, self.similarity, highest, self.quoting)
+
+    def _warn_of_unread(self, path: str | Path, columns: Iterable[str]) -> None:
+        """Of a file's other columns, where the pairs alone are learnt."""
+        if self.similarity is not None or self.teacher is not None or len(self.text) == 3:
+            return
+        for name in columns:
+            if name in SCORES:
+                meaning = "so every pair counts as two texts with the same meaning"
+                remedy = f"--similarity {name} to learn the scores"
+            elif name in NEGATIVES:
+                meaning = "so no pair has a hard negative"
+                remedy = " ".join(f"-t {each}" for each in (*self.text, name))
+            else:
+                continue
+            warnings.warn(
+                f"{path} has a column {name!r}, which is not read, {meaning}: give {remedy}",
+                stacklevel=3,
+            )
 
     def describe_labels(self, data: TextPairs) -> str:
         return f"{self.similarity}: {number_range(data.scores)}" if data.scores else ""
@@ -144,14 +212,15 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         highest = {"highest_similarity": train.highest} if train.scores else {}
         kept = super().options_to_keep(train) | highest
         # Evaluation must not need the folders of the training's other models.
-        return {name: value for name, value in kept.items() if name not in ("guide", "teacher")}
+        only_now = ("guide", "teacher", "teacher_loss", "truncate_dim")
+        return {name: value for name, value in kept.items() if name not in only_now}
 
     def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "matryoshka_layers", *EmbeddingLoss.__dataclass_fields__)
         return {name: getattr(self, name) for name in names}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:
-        return ("spearman", "pearson", "loss") if train.scores else ("mrr", "recall@1", "loss")
+        return ("spearman", "pearson", "loss") if train.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
         examples = encode_pairs(data, model.own_tokenizer(), self.room(model))
@@ -177,14 +246,23 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
 
     def similarities(self, predictions: Tensor) -> list[float]:
         """The cosine similarity of each text and its partner."""
-        return F.cosine_similarity(predictions[:, 0], predictions[:, 1], dim=1).tolist()
+        cut = self._cut(predictions)
+        return F.cosine_similarity(cut[:, 0], cut[:, 1], dim=1).tolist()
+
+    def _cut(self, predictions: Tensor) -> Tensor:
+        width = predictions.shape[-1]
+        if self.truncate_dim is not None and self.truncate_dim > width:
+            raise ValueError(
+                f"truncate_dim must be at most the vectors' width {width}, got {self.truncate_dim}: give less"
+            )
+        return predictions[..., : self.truncate_dim]
 
     def score(
         self, model: SentenceEmbedder, data: TextPairs, predictions: Tensor
     ) -> dict[str, float]:
         if data.scores:
             return regression_metrics(self.similarities(predictions), data.scores)
-        return retrieval_metrics(data.texts, predictions)
+        return retrieval_metrics(data.texts, self._cut(predictions))
 
     def room(self, model: SentenceEmbedder) -> int:
         limit = model.encoder.max_tokens

@@ -20,7 +20,7 @@ from fastenc.models import SparseEncoder
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.metrics import sparse_retrieval_metrics
-from fastenc.tasks.ranking_metrics import require_trec_eval
+from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
 from fastenc.tasks.text_pairs import TextPairTask
 
 
@@ -77,7 +77,7 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
         return {name: getattr(self, name) for name in names}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:
-        return ("ndcg@10", "mrr@10", "recall@10", "active_tokens", "loss")
+        return (*METRICS, "active_tokens", "loss")
 
     def encode(self, data: TextPairs, model: SparseEncoder) -> list[PairExample]:
         return encode_pairs(data, model.own_tokenizer(), self.room(model))
