@@ -708,11 +708,12 @@ def families() -> str:
     return "\n".join(lines) + "\n"
 
 
-# What multiplies 8 bits on a processor, as machine() names it → such processors.
+# What multiplies 8 bits on a processor, as machine() names it, and its maker → such processors.
 INT8_PRODUCTS = {
-    "AVX512-VNNI": "AVX512-VNNI (AMD since Zen 4, Intel since Cascade Lake)",
-    "AVX-VNNI": "AVX-VNNI (Intel since Alder Lake)",
-    "AMX": "AMX (Intel since Sapphire Rapids)",
+    ("AVX512-VNNI", "AMD"): "AVX512-VNNI of AMD (since Zen 4)",
+    ("AVX512-VNNI", "Intel"): "AVX512-VNNI of Intel (since Cascade Lake)",
+    ("AVX-VNNI", "Intel"): "AVX-VNNI (Intel since Alder Lake)",
+    ("AMX", "Intel"): "AMX (Intel since Sapphire Rapids)",
 }
 INT8_PEERS = {
     "Hugging Face sdpa, float32, sorted": SORTED,
@@ -728,12 +729,13 @@ def int8_by_processor() -> str:
     """The guide's table: a row for each workload and peer, a column for each device; then what was not measured."""
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
     measurements = [data for device in devices if (data := load(device, "int8"))]
-    measured = {data["machine"]["int8_products"] for data in measurements}
-    missing = [title for name, title in INT8_PRODUCTS.items() if name not in measured]
+    machines = [data["machine"] for data in measurements]
+    maker = lambda machine: "AMD" if machine["device"].startswith("AMD") else "Intel"
+    measured = {(machine["int8_products"], maker(machine)) for machine in machines}
+    missing = [title for kind, title in INT8_PRODUCTS.items() if kind not in measured]
     not_measured = f"Not measured yet: {'; '.join(missing)}." if missing else ""
     if not measurements:
         return f"{not_measured}\n"
-    machines = [data["machine"] for data in measurements]
     names = [f"{m['device']}, {m['int8_products']}, {threads_of(m)}" for m in machines]
     lines = [f"| int8 is so many times as fast as | {' | '.join(names)} |"]
     lines.append("|---|" + "---:|" * len(names))

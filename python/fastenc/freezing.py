@@ -5,7 +5,7 @@ from typing import TypeVar
 from torch import nn
 
 from fastenc.integrations.transformers.patching import owner_of_weights
-from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
+from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner, copies_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,8 +40,10 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
     """
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
-    for owner, frozen in _frozen_weights(model):
-        frozen.freeze(owner, dtype)
+    owners = _frozen_weights(model)
+    copies = [copies_of(owner, dtype) for owner, _ in owners]  # all of them, before any is kept
+    for (_, frozen), of_owner in zip(owners, copies, strict=True):
+        frozen.keep(of_owner)
     return model
 
 

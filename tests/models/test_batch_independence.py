@@ -11,7 +11,7 @@ import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.models.embedding import text_batches
-from fastenc.ops import gemm
+from fastenc.ops import gemm, int8_products
 from fastenc.packing import pack_sequences
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model
@@ -38,6 +38,10 @@ def encoder_of(name, folder):
 
 def skip_where_rows_count(name, dtype):
     """Skip where the products round as their number of rows decides."""
+    if dtype == "int8":
+        if not int8_products.has_int8_products():
+            pytest.skip("this processor does not multiply 8 bits")
+        return
     if not gemm.has_vectors():
         pytest.skip("needs AVX2 or AVX-512: other sets compute in PyTorch's products")
     if dtype == torch.float32:
@@ -50,7 +54,16 @@ def skip_where_rows_count(name, dtype):
         pytest.skip("this processor's many rows of bfloat16 are PyTorch's products")
 
 
-EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def forms(encoder, dtype):
+    """The encoder as it is and frozen, or in 8 bits."""
+    if dtype == "int8":
+        yield fastenc.freeze(encoder, dtype="int8")
+    else:
+        yield encoder.to(dtype)
+        yield fastenc.freeze(encoder)
+
+
+EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8"])
 
 
 @needs_cpp
@@ -63,11 +76,9 @@ def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path,
     skip_where_rows_count(name, dtype)
     monkeypatch.setattr(text_batches, "BATCHES_AT_ONCE", 1)  # several parts, tokenised in a thread
     given, before = texts(), torch.get_num_threads()
-    encoder = encoder_of(name, tmp_path).to(dtype)
     shuffled = random.Random(1).sample(range(len(given)), len(given))
     try:
-        for frozen in (False, True):
-            (fastenc.freeze if frozen else fastenc.unfreeze)(encoder)
+        for encoder in forms(encoder_of(name, tmp_path), dtype):
             whole = None
             for threads in (1, 2):
                 torch.set_num_threads(threads)
@@ -88,13 +99,12 @@ def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path,
 def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
     """Of sequences with few global tokens, whose keys are not computed, with many, and with none."""
     skip_where_rows_count("longformer", dtype)
-    encoder = encoder_of("longformer", tmp_path).to(dtype)
     draw = random.Random(0)
     shapes = [(5, 1), (25, 20), (30, 2), (9, 0), (17, 17), (1, 1), (36, 1), (2, 0)]
     sequences = [[draw.randrange(5, 97) for _ in range(length)] for length, _ in shapes]
     chosen = [sorted(draw.sample(range(length), count)) for length, count in shapes]
 
-    def states(numbers):
+    def states(encoder, numbers):
         """A batch's states of each sequence."""
         batch = pack_sequences([sequences[number] for number in numbers])
         starts = [0, *accumulate(len(sequences[number]) for number in numbers)]
@@ -109,15 +119,14 @@ def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
 
     before = torch.get_num_threads()
     try:
-        for frozen in (False, True):
-            (fastenc.freeze if frozen else fastenc.unfreeze)(encoder)
+        for encoder in forms(encoder_of("longformer", tmp_path), dtype):
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 with torch.inference_mode():
-                    together = states([*range(len(shapes)), *reversed(range(len(shapes)))])
+                    together = states(encoder, [*range(len(shapes)), *reversed(range(len(shapes)))])
                     for number in range(len(shapes)):
-                        (alone,) = states([number])
-                        assert torch.equal(together[number], alone), (number, frozen, threads)
+                        (alone,) = states(encoder, [number])
+                        assert torch.equal(together[number], alone), (number, threads)
                         assert torch.equal(together[-1 - number], alone)
     finally:
         torch.set_num_threads(before)

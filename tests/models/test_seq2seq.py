@@ -218,7 +218,13 @@ def test_every_way_of_a_decoder_layer_computes_the_same(family, tmp_path, monkey
     for one, other in zip(fused, gradients(), strict=True):
         close(one, other, atol=2e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="cannot run in int8: it attends to a source"):
-        fastenc.freeze(ours.eval().decoder, dtype="int8")
+        fastenc.freeze(ours.eval(), dtype="int8")
+    assert not ours.encoder.frozen.in_8_bits
+
+
+def test_a_whole_model_is_not_loaded_in_8_bits(tmp_path):
+    with pytest.raises(ValueError, match="int8 is for models with one encoder, got Seq2Seq"):
+        Seq2Seq.from_pretrained(save(whole("bart"), tmp_path), dtype="int8")
 
 
 @pytest.mark.parametrize("family", ["t5-gated", "bart"])

@@ -84,3 +84,8 @@ def test_from_files_to_files(base, tmp_path, capsys):
         (("--max-active", "3"), "--max-active is for --sparse"),
     ):
         assert message in failure(capsys, "embed", out, pairs, "-o", tmp_path / "x.jsonl", *words)
+    refused = "gives weights of tokens (SPLADE), not vectors: use fastenc embed --sparse"
+    given = ("-t", "sentence1", "-o", tmp_path / "x.npy")
+    assert refused in failure(capsys, "embed", out, pairs, *given)
+    assert refused in failure(capsys, "mine", out, pairs, "-o", tmp_path / "x.tsv")
+    assert not (tmp_path / "x.npy").exists() and not (tmp_path / "x.tsv").exists()

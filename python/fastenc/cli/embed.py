@@ -7,6 +7,7 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
+from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.columns import iterate_words
@@ -113,7 +114,8 @@ class Embed(Command):
         check_suffix(self.output, OUTPUTS)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
-        model = self._model()
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        model = load_encoder(self.model, dtype, device)
         written = embed_file(
             model,
             self.inputs,
@@ -151,10 +153,6 @@ class Embed(Command):
                     f"--{name.replace('_', '-')} is for the vectors of {kinds[0]}, not of {kinds[1]}: leave it out"
                 )
 
-    def _model(self) -> Encoder:
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
-        return Encoder.from_pretrained(self.model, dtype=dtype).to(device)
-
     def _embed_sparse(self) -> None:
         check_suffix(self.output, (".jsonl",))
         dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
@@ -180,7 +178,8 @@ class Embed(Command):
         check_suffix(self.output, (".npy",))
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
-        model = self._model()
+        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        model = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
         vectors = model.embed_words(
             sentences,
             layers=self.layers or None,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, group, option
+from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
-from fastenc.models import Encoder
 from fastenc.tasks.base import QUOTING
 from fastenc.tasks.mining import Mined, Mining, mine_hard_negatives
 from fastenc.tasks.reranker import Reranker
@@ -78,7 +78,7 @@ class Mine(Command):
             corpus = read_inputs(self.corpus, (self.corpus_text,), self.quoting)
         if self.output.suffix == ".tsv":
             check_cells(chain(chain.from_iterable(pairs), corpus))
-        encoder = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
+        encoder = load_encoder(self.model, dtype, device)
         teacher = None
         if self.cross_encoder is not None:
             teacher = Reranker.from_pretrained(

@@ -157,10 +157,14 @@ class PretrainedModel(nn.Module):
             model = cls._load(folder, values, plain, options)
         model.read_beside(folder)
         if dtype == INT8:
-            frozen = model._frozen()
-            if frozen is None:
+            encoder, frozen = model._encoder(), model._frozen()
+            stacks = sum(isinstance(module, FrozenWeights) for module in model.modules())
+            if frozen is None or stacks > 1:
                 raise ValueError(f"int8 is for models with one encoder, got {cls.__name__}")
-            frozen.replace_weights(model._encoder(), model._encoder().layers)
+            frozen.replace_weights(encoder, encoder.layers)
+            # They lie in the mapped file, whose other weights leave the memory with the last of them.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
         return model
 
     @classmethod

@@ -53,13 +53,9 @@ class FrozenWeights(nn.Module):
         self._layers: list[Prepared] | None = None
         self._replaces_weights = False
 
-    def freeze(self, owner: WeightsOwner, dtype: str | None = None) -> None:
-        """Make the copies, in 8 bits if ``dtype`` is "int8".
-
-        Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
-        """
-        layers = frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype)
-        self._layers = in_one_block(layers)
+    def keep(self, copies: list[Prepared]) -> None:
+        """Freeze: keep the copies of the owner's weights that :func:`copies_of` made."""
+        self._layers = copies
 
     @property
     def in_8_bits(self) -> bool:
@@ -179,6 +175,14 @@ def _replacing(block: Tensor, layers: list[Prepared]) -> FrozenWeights:
     frozen = FrozenWeights()
     frozen._layers, frozen._replaces_weights = join(block, layers), True
     return frozen.eval()
+
+
+def copies_of(owner: WeightsOwner, dtype: str | None = None) -> list[Prepared]:
+    """The copies of every layer's weights, in 8 bits if ``dtype`` is "int8".
+
+    Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
+    """
+    return in_one_block(frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype))
 
 
 def frozen_layers(owner: WeightsOwner) -> list[Prepared]:

@@ -1,0 +1,20 @@
+"""The encoder of a command that computes vectors of texts."""
+
+import torch
+
+from fastenc.models import Encoder, checkpoint
+from fastenc.models.embedding.splade_files import is_splade
+
+
+def load_encoder(model: str, dtype: torch.dtype | str, device: torch.device) -> Encoder:
+    """The encoder of a folder or of a name on the hub.
+
+    Raises: ValueError for a sparse encoder, and as :meth:`Encoder.from_pretrained`.
+    """
+    folder = checkpoint.resolve(model)
+    if is_splade(folder):
+        raise ValueError(
+            f"{model} gives weights of tokens (SPLADE), not vectors: use fastenc embed --sparse, or give a model of "
+            "vectors"
+        )
+    return Encoder.from_pretrained(folder, dtype=dtype).to(device)
