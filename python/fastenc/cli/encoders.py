@@ -2,8 +2,7 @@
 
 import torch
 
-from fastenc.models import Encoder, checkpoint
-from fastenc.models.embedding.splade_files import is_splade
+from fastenc.models import Encoder, SparseEncoder, checkpoint
 
 
 def load_encoder(model: str, dtype: torch.dtype | str, device: torch.device) -> Encoder:
@@ -12,7 +11,7 @@ def load_encoder(model: str, dtype: torch.dtype | str, device: torch.device) -> 
     Raises: ValueError for a sparse encoder, and as :meth:`Encoder.from_pretrained`.
     """
     folder = checkpoint.resolve(model)
-    if is_splade(folder):
+    if SparseEncoder.stored_in(folder, checkpoint.read_config(folder)):
         raise ValueError(
             f"{model} gives weights of tokens (SPLADE), not vectors: use fastenc embed --sparse, or give a model of "
             "vectors"
