@@ -48,6 +48,12 @@ def _member(path: str, value: Any) -> list[str]:
 def _class(name: str, value: type) -> list[str]:
     node = _definition(value)
     functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    for each in node.body:  # a method that is a function of another module
+        if isinstance(each, ast.Assign) and inspect.isfunction(
+            function := getattr(value, ast.unparse(each.targets[0]), None)
+        ):
+            functions[ast.unparse(each.targets[0])] = definition = _definition(function)
+            definition.args.args[0].arg = "self"
     constructor = functions.get("__init__")
     arguments = _fields(node) if constructor is None else _arguments(constructor, bound=True)
     # The docstring of the value and not of the source: a dataclass of options gets its fields' help.

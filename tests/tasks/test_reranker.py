@@ -89,6 +89,11 @@ def test_the_command_ranks_documents_for_each_query(tmp_path, capsys):
             assert row["text"] == DOCUMENTS[each["corpus_id"]]
             assert row["score"] == pytest.approx(each["score"], rel=1e-5)
     assert lines[0] == "query\trank\tscore\tdocument\ttext"
+    table, output = tmp_path / "queries.tsv", tmp_path / "by_columns.jsonl"
+    table.write_text(f"question\n{QUERY}\nit rains\n")
+    columns = ("-t", "question", "--document-text", "text")
+    run("rerank", folder, table, documents, *columns, "--top-k", 2, "-o", output)
+    assert output.read_text() == (tmp_path / "ranked.jsonl").read_text()
     queries.write_text("a\ttab\n")
     message = (
         "texts in a .tsv file must have no tabs and no line breaks, got 'a\\ttab': write .jsonl"

@@ -27,7 +27,7 @@ class Rerank(Command):
 
     Examples:
     fastenc rerank cross-encoder/ms-marco-MiniLM-L6-v2 queries.txt documents.txt -o ranked.tsv
-    fastenc rerank cross-encoder/ms-marco-MiniLM-L6-v2 queries.txt documents.jsonl -t text -o ranked.jsonl --top-k 3
+    fastenc rerank cross-encoder/ms-marco-MiniLM-L6-v2 queries.txt documents.jsonl --document-text text -o ranked.jsonl
     """
 
     model: str = argument(
@@ -39,6 +39,9 @@ class Rerank(Command):
     documents: str = argument("Documents, in the same formats.")
     output: Path = option(REQUIRED, "File to write: .tsv or .jsonl.", "-o")
     text: str = option("sentence", "Column of the text in a table.", "-t")
+    document_text: str | None = option(
+        None, "Column of the text in a table of documents. Default: as --text."
+    )
     top_k: int = option(10, "Number of documents that are written for each query.")
     max_length: int | None = option(
         None, "Longest pair in tokens; its longer text is cut. Default: as the checkpoint says."
@@ -54,9 +57,8 @@ class Rerank(Command):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
         dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
-        queries, documents = (
-            read_inputs(path, (self.text,), self.quoting) for path in (self.queries, self.documents)
-        )
+        queries = read_inputs(self.queries, (self.text,), self.quoting)
+        documents = read_inputs(self.documents, (self.document_text or self.text,), self.quoting)
         if self.output.suffix == ".tsv":
             check_cells(chain(queries, documents))
         reranker = Reranker.from_pretrained(self.model, dtype=dtype, max_length=self.max_length)

@@ -2,6 +2,7 @@
 
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.max_sim import max_sim
+from fastenc.models.embedding.quantization import quantize_vectors
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.heads.cross_encoder import CrossEncoder
 from fastenc.models.heads.discriminator import Discriminator
@@ -40,4 +41,5 @@ __all__ = [
     "WordSenseModel",
     "convert_to_longformer",
     "max_sim",
+    "quantize_vectors",
 ]

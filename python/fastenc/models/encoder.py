@@ -1,7 +1,7 @@
 """The encoder: embeddings and layers over packed tokens."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from fastenc.models.adapters.adaptations import name_of_task
 from fastenc.models.adapters.adapter_checkpoint import read_tasks, write_tasks
 from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
-from fastenc.models.embedding.encode import encode
+from fastenc.models.embedding.encode import encode as encode_texts
 from fastenc.models.embedding.sentence_files import SentenceSettings, read_settings, write_settings
-from fastenc.models.embedding.word_vectors import WordVectors, embed_words
+from fastenc.models.embedding.word_vectors import embed_words as embed_sentences
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adaptation import LayerAdaptation, used_name
 from fastenc.nn.convolution import Convolution
@@ -508,13 +508,9 @@ class Encoder(LayerStack, PretrainedModel):
             )
         return x @ y.T
 
-    def encode(self, texts: str | Sequence[str], **options: Any) -> Any:
-        """Vectors of texts: :func:`fastenc.models.embedding.encode.encode`."""
-        return encode(self, texts, **options)
-
-    def embed_words(self, sentences: Iterable[Sequence[str] | str], **options: Any) -> WordVectors:
-        """Vectors of the words of sentences: :func:`fastenc.models.embedding.word_vectors.embed_words`."""
-        return embed_words(self, sentences, **options)
+    # Methods with the functions' options and descriptions.
+    encode = encode_texts
+    embed_words = embed_sentences
 
 
 def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:

@@ -57,7 +57,7 @@ def encode(
             as it is.
         truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka); None: all.
         precision: "float32": the vectors as they are; "int8", "uint8", "binary" or "ubinary": see
-            :func:`fastenc.models.embedding.quantization.quantize_vectors`, with the ranges of these texts.
+            :func:`fastenc.models.quantize_vectors`, with the ranges of these texts.
         batch_invariant: give a text the same bits alone, in any batch and in any order on a GPU too. Products then run
             in a Triton kernel with one order of sums in place of cuBLAS. Not for LoRA, DeBERTa, BigBird, Longformer and
             torch.compile. On a CPU it changes nothing: docs/sentence-embeddings.md says where the bits are the same
