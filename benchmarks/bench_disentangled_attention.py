@@ -13,6 +13,7 @@ from benchmarks._harness import (
     compare_functions,
     compiled,
     dtype_name,
+    peer,
     run_groups,
 )
 from benchmarks._tuning import TOKENS, Problem, random_inputs
@@ -75,10 +76,27 @@ def measure(
         p = scores.masked_fill(~inside[:, None, None], float("-inf")).softmax(3)
         return (p @ v).transpose(1, 2)[inside]
 
+    def flashdeberta(module):
+        def attend(qkv, keys, queries):
+            tables = (x.transpose(0, 1)[None].contiguous() for x in (keys, queries))
+            return module.flash_attention_with_disentangled_varlen(
+                *(x.contiguous() for x in qkv.unbind(1)),
+                *tables,
+                *(cu_seqlens, cu_seqlens, longest, longest),
+                False,  # causal
+                (3 * dim) ** -0.5,
+                *(SPEC.num_buckets, SPEC.max_distance),
+            )
+
+        return attend
+
     forward, backward = work(lengths, heads, dim, dtype)
+    functions = {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)}
+    if ON_GPU:
+        functions["flashdeberta"] = peer("flashdeberta.ops.flash_attention_varlen", flashdeberta)
     return compare_functions(
         name,
-        {"fastenc": ours, "eager": plain, "torch.compile": compiled(plain)},
+        functions,
         tuple(x.requires_grad_() for x in (qkv, keys, queries)),
         dout,
         forward=forward,

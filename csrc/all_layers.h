@@ -1,6 +1,5 @@
-// All layers in one op. Of few rows, calling two ops for each layer takes a tenth of the time.
+// All layers in one op. With few rows, calling two ops for each layer would take a tenth of the time.
 #pragma once
-#include <array>
 #include <type_traits>
 #include <utility>
 
@@ -80,10 +79,10 @@ std::vector<Tensor> run_layers(
     const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers, const std::vector<double>& reals,
     Given... given) {
   FixedArguments fixed(op, tensors, integers, reals);
-  const auto of_layer = [&](const std::vector<Tensor>& tensors, int64_t layer) {
+  const auto of_layer = [&](const std::vector<Tensor>& tables, int64_t layer) {
     STD_TORCH_CHECK(
-        tensors.empty() || static_cast<int64_t>(tensors.size()) == layers, op, ": a table for each layer, or none");
-    return tensors.empty() || !tensors[layer].numel() ? std::nullopt : std::optional<Tensor>(tensors[layer]);
+        tables.empty() || static_cast<int64_t>(tables.size()) == layers, op, ": a table for each layer, or none");
+    return tables.empty() || !tables[layer].numel() ? std::nullopt : std::optional<Tensor>(tables[layer]);
   };
   std::vector<Tensor> states;
   for (int64_t layer = 0; layer < layers; ++layer) {

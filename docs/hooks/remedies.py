@@ -212,6 +212,11 @@ OTHERS = {
         "`span-ner`: entities beyond its limits.",
         "`--max-span-words`, or longer windows.",
     ),
+    "the model has no tokenizer: transformers makes none from … (…). Token ids can be given": (
+        "A checkpoint without tokenizer.json, and transformers, or a library that it needs, cannot read the other "
+        "file.",
+        "Install what the message names, such as transformers or sentencepiece, or give token ids.",
+    ),
     "… has a column …, which is not read, …: give …": (
         "`sentence-embedding` trains on pairs alone, and the file also has scores or hard negatives.",
         "The options that the message names, or none if the pairs alone are meant.",

@@ -201,19 +201,30 @@ def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
         np.testing.assert_allclose(values, expected, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
-def test_another_dense_module_is_no_standardization(encoder, tmp_path):
+@pytest.mark.parametrize("widths", [(32, 32), (32, 64, 32), (32, 16)])
+def test_dense_modules_are_computed_if_they_end_at_the_models_width(encoder, tmp_path, widths):
     from sentence_transformers import SentenceTransformer, models
 
     encoder.save_pretrained(tmp_path / "base")
-    word = models.Transformer(str(tmp_path / "base"))
-    for folder, dense in (
-        ("tanh", models.Dense(32, 32)),
-        ("full", models.Dense(32, 32, activation_function=None)),
-    ):
-        modules = [word, models.Pooling(32), dense]
-        SentenceTransformer(modules=modules).save(str(tmp_path / folder))
-        with pytest.warns(UserWarning, match="use sentence-transformers"):
-            assert Encoder.from_pretrained(tmp_path / folder).sentence is None
+    steps = [models.Transformer(str(tmp_path / "base")), models.Pooling(32)]
+    for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        # Tanh is sentence-transformers' default; None is the identity.
+        given = {} if number else {"bias": False, "activation_function": None}
+        steps.append(models.Dense(before, after, **given))
+    peer = SentenceTransformer(modules=[*steps, models.Normalize()], device="cpu").eval()
+    peer.save(str(tmp_path / "peer"))
+    if widths[-1] != 32:
+        with pytest.warns(UserWarning, match="Dense modules that end at the width 32"):
+            assert Encoder.from_pretrained(tmp_path / "peer").sentence is None
+        return
+    expected = peer.encode(TEXTS, convert_to_tensor=True)
+    ours = Encoder.from_pretrained(tmp_path / "peer")
+    np.testing.assert_allclose(ours.encode(TEXTS), expected, atol=1e-5)
+    embedder = SentenceEmbedder.from_pretrained(tmp_path / "peer")
+    np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=1e-5)
+    embedder.save_pretrained(tmp_path / "again")
+    again = SentenceTransformer(str(tmp_path / "again"), device="cpu").eval()
+    np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
 
 
 def test_scored_pairs_from_a_table(tmp_path):

@@ -1,10 +1,20 @@
+import json
+
 import pytest
-from transformers import AutoTokenizer, BertTokenizerFast, RobertaTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertTokenizerFast,
+    DebertaTokenizerFast,
+    RobertaTokenizerFast,
+)
 
 from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
+from fastenc.models import Encoder
 from fastenc.text import load_tokenizer, save_tokenizer, special_tokens
-from fastenc.text.tokenizers import sentinel_ids
+from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, sentinel_ids
+from tests.helpers.byte_tokenizers import KINDS, byte_tokenizer
+from tests.helpers.families import model
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -50,6 +60,58 @@ def test_lowercase_also_strips_accents(algorithm):
     assert tokenizer.encode("FÜCHSE Springen").ids == tokenizer.encode("fuchse springen").ids
     cased = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320, lowercase=False)
     assert cased.encode("Füchse").ids != cased.encode("fuchse").ids
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_special_tokens_of_other_names_keep_their_ids(tmp_path, family):
+    tokenizer = byte_tokenizer(family, TEXTS)
+    save_tokenizer(tokenizer, tmp_path)
+    theirs, special = AutoTokenizer.from_pretrained(tmp_path), special_tokens(tokenizer)
+    assert len(theirs) == tokenizer.get_vocab_size()  # transformers adds none
+    padded = theirs(["The lazy fox", "dogs"], padding=True)["input_ids"]
+    for ids, text in zip(padded, ("The lazy fox", "dogs"), strict=True):
+        own = tokenizer.encode(text).ids
+        assert ids == own + [special.pad] * (len(ids) - len(own))
+    assert special.pad == theirs.pad_token_id and special.sep == theirs.eos_token_id
+    begin = theirs.cls_token_id if family == "esm" else theirs.bos_token_id
+    assert special.begin == (() if begin is None else (begin,))
+    assert special.masks == (() if theirs.mask_token_id is None else (theirs.mask_token_id,))
+    assert special.unk == (special.pad if theirs.unk_token_id is None else theirs.unk_token_id)
+
+
+@pytest.mark.parametrize("kind", ["vocab.txt", "vocab.json"])
+def test_files_of_older_checkpoints_are_read(tmp_path, kind):
+    """DeBERTa's first version has vocab.json and merges.txt, BERT vocab.txt."""
+    name, tokenizer_class = (
+        ("bert", BertTokenizerFast) if kind == "vocab.txt" else ("deberta", DebertaTokenizerFast)
+    )
+    algorithm = "wordpiece" if kind == "vocab.txt" else "bpe"
+    trained = train_tokenizer(TEXTS, model_type=algorithm, vocab_size=320)
+    family = model(name, vocab_size=400)
+    family.save_pretrained(tmp_path)
+    vocabulary = trained.get_vocab()
+    if kind == "vocab.txt":
+        lines = sorted(vocabulary, key=vocabulary.__getitem__)
+        (tmp_path / kind).write_text("\n".join(lines) + "\n")
+    else:
+        values = json.loads(trained.to_str())["model"]
+        merges = [each if isinstance(each, str) else " ".join(each) for each in values["merges"]]
+        names = dict(zip(ROBERTA_TOKENS, BERT_TOKENS, strict=True))
+        renamed = {names.get(token, token): number for token, number in values["vocab"].items()}
+        (tmp_path / kind).write_text(json.dumps(renamed))
+        (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    encoder = Encoder.from_pretrained(tmp_path)
+    theirs = tokenizer_class.from_pretrained(tmp_path)
+    for text in TEXTS[:3]:
+        assert encoder.tokenizer.encode(text).ids == theirs(text)["input_ids"]
+    assert encoder.encode(TEXTS[:2]).isfinite().all()
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
+    model("deberta-v2").save_pretrained(tmp_path)
+    (tmp_path / "spm.model").write_bytes(b"no model")
+    with pytest.warns(UserWarning, match=r"transformers makes none from spm.model \("):
+        assert Encoder.from_pretrained(tmp_path).tokenizer is None
 
 
 def test_t5s_tokenizer_loads_in_transformers(tmp_path):

@@ -75,6 +75,8 @@ def sparse_encoders(folders):
         {"prompt": "two "},
         {"output_value": "token_embeddings"},
         {"precision": "int8"},
+        {"precision": "uint8"},
+        {"precision": "binary"},
         {"precision": "ubinary"},
         {"convert_to_tensor": True, "batch_size": 1},
     ],
@@ -82,7 +84,7 @@ def sparse_encoders(folders):
 )
 def test_encode(embedders, options):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*int8 quantization", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*u?int8 quantization", category=UserWarning)
         expected, vectors = (model.encode(TEXTS, **options) for model in embedders)
     for ours, theirs in zip(vectors, expected, strict=True):
         ours, theirs = (numpy.asarray(each, dtype="float64") for each in (ours, theirs))
@@ -100,12 +102,26 @@ def test_predict_and_rank(cross_encoders):
     assert [e["score"] for e in ranked] == pytest.approx([e["score"] for e in expected], abs=1e-6)
 
 
-@pytest.mark.parametrize("which", ["embedders", "cross_encoders"])
+def test_a_pool_of_processes(embedders):
+    own, patched = embedders
+    pool = patched.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        vectors = patched.encode(TEXTS, pool=pool, chunk_size=2)
+    finally:
+        patched.stop_multi_process_pool(pool)
+    numpy.testing.assert_allclose(vectors, own.encode(TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["embedders", "cross_encoders", "sparse_encoders"])
 def test_a_saved_model_is_the_unpatched_one(which, request, tmp_path):
     own, patched = request.getfixturevalue(which)
     patched.save(str(tmp_path / "saved"))
     loaded = type(own)(str(tmp_path / "saved"), device="cpu")
-    call = (lambda m: m.encode(TEXTS)) if which == "embedders" else (lambda m: m.predict(PAIRS))
+    call = {
+        "embedders": lambda m: m.encode(TEXTS),
+        "cross_encoders": lambda m: m.predict(PAIRS),
+        "sparse_encoders": lambda m: m.encode(TEXTS).to_dense().numpy(),
+    }[which]
     numpy.testing.assert_array_equal(call(loaded), call(own))
     numpy.testing.assert_allclose(call(fastenc.patch(loaded)), call(own), atol=1e-5)
 

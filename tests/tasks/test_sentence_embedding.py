@@ -224,9 +224,7 @@ def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
     modules = json.loads(file.read_text())
     dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
     file.write_text(json.dumps([*modules, dense]))
-    with pytest.raises(
-        ValueError, match=r"must be Transformer, Pooling, optionally a Dense module"
-    ):
+    with pytest.raises(ValueError, match=r"must be Transformer, Pooling, optionally Dense modules"):
         SentenceEmbedder.from_pretrained(tmp_path / "saved")
     with pytest.warns(UserWarning, match="encode.. without a pooling takes the mean"):
         assert Encoder.from_pretrained(tmp_path / "saved").sentence is None

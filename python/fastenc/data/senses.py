@@ -191,11 +191,11 @@ def encode_senses(
             for group in groups:
                 words = [data.targets[n].word for n in group]
                 first, stop = _around(starts[words[0]], starts[words[0] + 1], len(ids), max_length)
+                offset = len(special.begin) - first
                 spans = [
-                    (starts[word] - first + 1, min(starts[word + 1], stop) - first + 1)
-                    for word in words
+                    (starts[word] + offset, min(starts[word + 1], stop) + offset) for word in words
                 ]
-                inside = [special.cls, *ids[first:stop], special.sep]
+                inside = [*special.begin, *ids[first:stop], special.sep]
                 examples.append(SenseExample(inside, spans, group))
     return examples
 

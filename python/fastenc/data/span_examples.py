@@ -113,10 +113,10 @@ def _windows(
     """The examples of one sentence. ``gold`` maps spans (first word, last word) to classes."""
     begins = [i for i, (word, _) in enumerate(tokens) if i == 0 or tokens[i - 1][0] != word]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
-        offset = 1 - start
+        offset = len(special.begin) - start
         first_word, stop_word = bisect_left(begins, start), bisect_left(begins, stop)
         example = SpanExample(
-            [special.cls, *(token for _, token in tokens[start:stop]), special.sep],
+            [*special.begin, *(token for _, token in tokens[start:stop]), special.sep],
             sentence,
             first_word,
             [begin + offset for begin in begins[first_word:stop_word]],

@@ -91,8 +91,8 @@ def _windows(
     words = [word for word, _ in tokens]
     begins = [i == 0 or words[i - 1] != word for i, word in enumerate(words)]
     for start, stop, own_start, own_stop in cut_windows(len(tokens), max_length - 2):
-        ids = [special.cls, *(token for _, token in tokens[start:stop]), special.sep]
-        offset = 1 - start
+        ids = [*special.begin, *(token for _, token in tokens[start:stop]), special.sep]
+        offset = len(special.begin) - start
         labels = None
         if classes is not None:
             labels = [-100] * len(ids)

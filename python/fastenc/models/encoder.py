@@ -434,15 +434,13 @@ class Encoder(LayerStack, PretrainedModel):
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
         """One vector per sequence, (batch, hidden_size), by :func:`fastenc.nn.pooling.pool_layers`.
 
-        The vectors are standardized if the checkpoint says so.
+        Then they are standardized, or multiplied by the weights of linear layers, if the checkpoint says so.
         """
         last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
         output = self(batch, output_hidden_states=last_four)
         states = output.hidden_states or (output.last_hidden_state,)
         vectors = pool_layers(states, batch.cu_seqlens, pooling)
-        if self.sentence is None or self.sentence.standardization is None:
-            return vectors
-        return self.sentence.standardization(vectors)
+        return vectors if self.sentence is None else self.sentence.after_pooling(vectors)
 
     @property
     def max_tokens(self) -> int:

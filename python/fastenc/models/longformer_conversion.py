@@ -11,7 +11,7 @@ from fastenc.models.architectures.longformer import WINDOW, Longformer
 from fastenc.models.architectures.roberta import Camembert, Roberta, XlmRoberta
 from fastenc.models.config import EncoderConfig
 from fastenc.models.pretrained import PretrainedModel, architecture_of
-from fastenc.text.tokenizers import load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.tokenizers import find_tokenizer, save_tokenizer, special_tokens
 
 SOURCES = (Roberta, XlmRoberta, Camembert)
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -79,7 +79,7 @@ def convert_to_longformer(
         WINDOW: list(windows),
         "max_position_embeddings": max_positions + first,
     }
-    tokenizer = load_tokenizer(source) if (source / "tokenizer.json").exists() else None
+    tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         converted["sep_token_id"] = special_tokens(tokenizer).sep
     EncoderConfig.from_hf(converted)  # refuses wrong windows, before anything is written

@@ -19,7 +19,7 @@ from fastenc.nn.frozen_weights import INT8, FrozenWeights
 from fastenc.nn.layer_norm import OffsetRMSNorm
 from fastenc.nn.scalar_mix import ScalarMix
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer
+from fastenc.text.tokenizers import TokenizerLike, find_tokenizer, save_tokenizer
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.
@@ -477,10 +477,10 @@ def _class_names(hf_config: JsonObject) -> list[str]:
 
 def _tokenizer_of(folder: Path, config: EncoderConfig) -> TokenizerLike | None:
     """The folder's tokenizer, or None. The file of a family with a ``word_splitter`` lacks that step: it gives None."""
-    if not (folder / "tokenizer.json").exists():
-        return None
     splitter, settings = config.architecture.word_splitter, folder / "tokenizer_config.json"
     if splitter is not None:
+        if not (folder / "tokenizer.json").exists():
+            return None
         given = checkpoint.read_json(settings).get("tokenizer_class") if settings.exists() else None
         if given is None or str(given).startswith(config.architecture.class_prefix):
             warnings.warn(
@@ -489,7 +489,7 @@ def _tokenizer_of(folder: Path, config: EncoderConfig) -> TokenizerLike | None:
                 stacklevel=5,
             )
             return None
-    return load_tokenizer(folder)
+    return find_tokenizer(folder)
 
 
 def _with_constants(

@@ -1,6 +1,7 @@
 """Tokenizers of the ``tokenizers`` library, loaded from and saved to model folders in transformers' format."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count
 from pathlib import Path
@@ -9,12 +10,27 @@ from typing import NamedTuple, Protocol, cast
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 
-# (pad, unk, cls, sep, mask); T5 has neither cls nor mask.
+# (pad, unk, cls, sep, mask); None: there is none.
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 T5_TOKENS = ("<pad>", "<unk>", None, "</s>", None)
 # Of ALBERT's and BigBird's SentencePiece models.
 ALBERT_TOKENS = (*ROBERTA_TOKENS[:2], *BERT_TOKENS[2:])
+ESM_TOKENS = ("<pad>", "<unk>", "<cls>", "<eos>", "<mask>")
+GEMMA_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")
+EUROBERT_TOKENS = ("<|pad|>", None, "<|begin_of_text|>", "<|end_of_text|>", "<|mask|>")
+QWEN_TOKENS = ("<|endoftext|>", None, None, "<|endoftext|>", None)
+# Their names in tokenizer_config.json, where they are not those of BERT.
+ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+OTHER_ROLES: dict[tuple[str | None, ...], tuple[str, ...]] = {
+    ESM_TOKENS: ("pad_token", "unk_token", "cls_token", "eos_token", "mask_token"),
+    **dict.fromkeys(
+        (T5_TOKENS, GEMMA_TOKENS, EUROBERT_TOKENS, QWEN_TOKENS),
+        ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"),
+    ),
+}
+# What transformers makes a tokenizer.json from: SentencePiece models and vocabularies.
+OTHER_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 SENTINEL = "<extra_id_{}>"
 
 
@@ -158,15 +174,38 @@ def load_tokenizer(folder: str | Path) -> TokenizerLike:
     return tokenizer
 
 
+def find_tokenizer(folder: Path) -> TokenizerLike | None:
+    """The tokenizer of a model folder, or None if it has none.
+
+    Without a tokenizer.json, transformers makes one from the files of older checkpoints, such as DeBERTa's. Where it
+    cannot, a warning says why.
+    """
+    if (folder / "tokenizer.json").exists():
+        return load_tokenizer(folder)
+    given = [name for name in OTHER_FILES if (folder / name).exists()]
+    if not given:
+        return None
+    try:
+        made = require("transformers", extra="transformers").AutoTokenizer.from_pretrained(folder)
+        tokenizer = cast(TokenizerLike, made.backend_tokenizer)
+    except Exception as error:  # of the libraries that read these files, too
+        warnings.warn(
+            f"the model has no tokenizer: transformers makes none from {given[0]} ({error}). Token ids can be given",
+            stacklevel=6,
+        )
+        return None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
     names = _role_names(tokenizer)
-    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    if names is T5_TOKENS:
-        roles = ("pad_token", "unk_token", "", "eos_token", "")
+    roles = OTHER_ROLES.get(names, ROLES)
     inputs = ["input_ids", "attention_mask"]
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -184,8 +223,8 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
 
 
 def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
-    """The special tokens of a BERT-like ([CLS]), RoBERTa-like (<s>) or T5-like (neither) tokenizer, or of ALBERT's or
-    BigBird's.
+    """The special tokens of a tokenizer, by the names of BERT's ([CLS]), RoBERTa's (<s>), T5's, ALBERT's, BigBird's,
+    ESM's, Gemma's, EuroBERT's or Qwen's. Without a token for unknown words, that for padding stands for them.
 
     Raises: ValueError naming the token that is missing.
     """
@@ -195,8 +234,9 @@ def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
     ]
     added = tokenizer.get_added_tokens_decoder()
     special = {number for number, token in added.items() if token.special}
-    (pad,), (unk,), begin, (sep,), masks = ids
-    return SpecialTokens(pad, unk, begin, sep, masks, frozenset(special.union(*ids)))
+    (pad,), unk, begin, (sep,), masks = ids
+    unknown = unk[0] if unk else pad
+    return SpecialTokens(pad, unknown, begin, sep, masks, frozenset(special.union(*ids)))
 
 
 def sentinel_ids(tokenizer: TokenizerLike) -> list[int]:
@@ -274,4 +314,9 @@ def _role_names(tokenizer: TokenizerLike) -> tuple[str | None, ...]:
     has = lambda name: tokenizer.token_to_id(name) is not None
     if has("[CLS]"):
         return ALBERT_TOKENS if has("<pad>") and not has("[PAD]") else BERT_TOKENS
+    for names in (GEMMA_TOKENS, ESM_TOKENS, EUROBERT_TOKENS):
+        if has(names[2]) and has(names[3]):
+            return names
+    if has("<|endoftext|>") and has("<|im_end|>"):
+        return QWEN_TOKENS
     return T5_TOKENS if has("</s>") and not has("<s>") else ROBERTA_TOKENS

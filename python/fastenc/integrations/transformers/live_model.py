@@ -69,14 +69,14 @@ def output_class(model: "PreTrainedModel") -> type:
     config = copy.deepcopy(model.config)
     config.return_dict, config._attn_implementation = True, "eager"
     rope = getattr(config, "rope_parameters", None) or {}
-    for given in (
-        rope,
-        *rope.values(),
-    ):  # one dictionary for all layers, or one for each kind of layer
+    # One dictionary for all layers, or one for each kind of layer. "dynamic" reads position ids, which have no values
+    # on the meta device.
+    for given in (rope, *rope.values()):
         if isinstance(given, dict) and "rope_type" in given:
-            given["rope_type"] = (
-                "default"  # "dynamic" reads position ids, which have no values on the meta device
-            )
+            given["rope_type"] = "default"
+    if hasattr(config, "attention_type"):
+        # BigBird would warn that it takes this one for so short a text.
+        config.attention_type = "original_full"
     if config.model_type == "gemma3_text":
         config.use_cache = True  # without a cache it reads the values of position ids
     if getattr(config, "relative_attention", False):

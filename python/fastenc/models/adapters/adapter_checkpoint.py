@@ -37,7 +37,7 @@ from fastenc.models.adapters.adaptations import (
     use_adaptation,
 )
 from fastenc.nn.adaptation import LowRank, LowRankRows
-from fastenc.text.tokenizers import load_tokenizer
+from fastenc.text.tokenizers import find_tokenizer
 
 if TYPE_CHECKING:
     from fastenc.models.encoder import Encoder
@@ -70,8 +70,8 @@ def load(
     """
     model = cls._load(checkpoint.base_of(folder), values, dtype, options)
     _add_from(folder, model, "default")
-    if (folder / "tokenizer.json").exists():
-        model.tokenizer = load_tokenizer(folder)
+    if (found := find_tokenizer(folder)) is not None:
+        model.tokenizer = found
     return model
 
 

@@ -1,7 +1,7 @@
 """sentence-transformers' files beside the weights, which say how a text's vector is computed.
 
-modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), optionally a standardization of each
-dimension (a Dense module with a diagonal weight), and optionally a scaling to length 1. Pooling "last-four" is a
+modules.json lists the steps: the encoder, a pooling (``1_Pooling/config.json``), optionally Dense modules (one with a
+diagonal weight is a standardization of each dimension), and optionally a scaling to length 1. Pooling "last-four" is a
 WeightedLayerPooling of the last four layers with equal weights, followed by a mean over tokens. A learned mix of layers
 is a WeightedLayerPooling of all states. Its factor gamma is left out, because it does not change cosine similarities.
 """
@@ -21,6 +21,7 @@ from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import NOT_NEGATIVE, Rule, check
 from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.dense import Dense
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 from fastenc.nn.scalar_mix import ScalarMix
@@ -54,6 +55,8 @@ class SentenceSettings:
         standardization: applied to the pooled vector before the scaling, or None.
         prompts: texts that may be put before each text, by name.
         include_prompt: whether the pooling reads the tokens of a prompt.
+        dense: linear layers that are applied in place of a standardization; the last one's width is hidden_size.
+            Training leaves them as they are.
     Raises: ValueError for another pooling.
     """
 
@@ -63,10 +66,19 @@ class SentenceSettings:
     standardization: Standardization | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     include_prompt: bool = True
+    dense: tuple[Dense, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
+
+    def after_pooling(self, vectors: Tensor) -> Tensor:
+        """The pooled vectors (..., hidden_size), standardized or after the linear layers."""
+        if self.standardization is not None:
+            return self.standardization(vectors)
+        for dense in self.dense:
+            vectors = dense(vectors)
+        return vectors
 
     def prompt_of(self, prompt: str | None, name: str | None) -> str:
         """What is put before each text: the prompt, or the one with this name, or nothing."""
@@ -101,14 +113,17 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     layers = module_types[1:2] == ["WeightedLayerPooling"]
     after = module_types[2 if layers else 1 :]
     where = {module_type: member(folder, path, folder / MODULES) for module_type, path in modules}
-    standardization = Standardization.load(where["Dense"]) if after[1:2] == ["Dense"] else None
-    if standardization is not None:
-        after = [module_type for module_type in after if module_type != "Dense"]
+    linear = [member(folder, path, folder / MODULES) for name, path in modules if name == "Dense"]
+    follow = after[1 : 1 + len(linear)] == ["Dense"] * len(linear)  # the pooling
+    dense = _dense(linear, config.hidden_size) if follow else ()
+    if dense:
+        after = after[:1] + after[1 + len(dense) :]
+    standardization = Standardization.of(dense[0]) if len(dense) == 1 else None
     if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling, optionally a Dense module with a positive diagonal (a "
-            f"standardization), and optionally Normalize, got {', '.join(module_types)}: use "
-            "sentence-transformers for other steps"
+            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules that end at the width "
+            f"{config.hidden_size}, without activation or with tanh, and optionally Normalize, got "
+            f"{', '.join(module_types)}: use sentence-transformers for other steps"
         )
     values = json_in(where["Pooling"] / "config.json")
     pooling = _pooling(values)
@@ -136,7 +151,19 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         standardization,
         main.get("prompts") or {},
         values.get("include_prompt", True) is not False,
+        () if standardization is not None else dense,
     )
+
+
+def _dense(folders: list[Path], width: int) -> tuple[Dense, ...]:
+    """The linear layers in these folders, or none if one computes something else, or their widths do not fit."""
+    found = [Dense.load(folder) for folder in folders]
+    layers = tuple(layer for layer in found if layer is not None)
+    widths = [width, *(layer.weight.shape[0] for layer in layers)]
+    fit = all(
+        layer.weight.shape[1] == before for layer, before in zip(layers, widths, strict=False)
+    )
+    return layers if len(layers) == len(found) and fit and widths[-1] == width else ()
 
 
 def write_settings(
@@ -148,13 +175,16 @@ def write_settings(
         steps.insert(1, "WeightedLayerPooling")
         weights = torch.ones(LAST_LAYERS) if mix is None else mix.shares.detach().cpu()
         _write_layers(folder / "1_WeightedLayerPooling", config, weights)
+    linear: tuple[Dense | Standardization, ...] = settings.dense
     if settings.standardization is not None:
-        steps.append("Dense")
+        linear = (settings.standardization,)
+    first = len(steps)
+    steps += ["Dense"] * len(linear)
     if settings.normalize:
         steps.append("Normalize")
     paths = [f"{position}_{step}" if position else "" for position, step in enumerate(steps)]
-    if settings.standardization is not None:
-        settings.standardization.save(folder / paths[steps.index("Dense")])
+    for path, layer in zip(paths[first:], linear, strict=False):
+        layer.save(folder / path)
     flat = "mean" if settings.pooling == "last-four" else settings.pooling
     flags = {name: flat == pooling for pooling, name in FLAGS.items()}
     pooling = {

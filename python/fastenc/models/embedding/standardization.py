@@ -1,17 +1,12 @@
 """Standardization of vectors to mean 0 and standard deviation 1 in every dimension."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
-from fastenc.models.checkpoint import read_json, read_tensor_file
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+from fastenc.models.embedding.dense import Dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,37 +46,19 @@ class Standardization:
 
     def save(self, folder: Path) -> None:
         """Write the module's files."""
-        save_file = require("safetensors.torch", extra="models").save_file
-        width = len(self.mean)
         scale = 1 / self.std.double()
-        tensors = {
-            "linear.weight": torch.diag(scale).float(),
-            "linear.bias": (-self.mean.double() * scale).float(),
-        }
-        values = {
-            "in_features": width,
-            "out_features": width,
-            "bias": True,
-            "activation_function": "torch.nn.modules.linear.Identity",
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
-        text = json.dumps(values, indent=2) + "\n"
-        write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+        bias = -self.mean.double() * scale
+        Dense(torch.diag(scale).float(), bias.float()).save(folder)
 
     @classmethod
-    def load(cls, folder: Path) -> "Standardization | None":
-        """The standardization that a Dense module's files describe, or None if the module computes something else."""
-        values = read_json(folder / CONFIG)
-        if not str(values.get("activation_function", "")).endswith("Identity"):
-            return None
-        if values.get("use_residual") or not (folder / WEIGHTS).exists():
-            return None
-        tensors = read_tensor_file(folder / WEIGHTS)
-        weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
-        if weight is None or bias is None or weight.shape != (bias.numel(), bias.numel()):
+    def of(cls, dense: Dense) -> "Standardization | None":
+        """The standardization that a Dense module computes, or None if it computes something else."""
+        weight, bias = dense.weight, dense.bias
+        if dense.activation != "identity" or bias is None:
             return None
         scale = weight.diagonal().double()
-        if not torch.equal(weight, torch.diag(weight.diagonal())) or not (scale > 0).all():
+        if weight.shape != (len(bias), len(bias)) or not (scale > 0).all():
+            return None
+        if not torch.equal(weight, torch.diag(weight.diagonal())):
             return None
         return cls((-bias.double() / scale).float(), (1 / scale).float())

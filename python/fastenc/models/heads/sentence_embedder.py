@@ -148,7 +148,7 @@ class SentenceEmbedder(PretrainedModel):
 
     def _vectors(self, batch: PackedBatch, layer: int | None = None) -> Tensor:
         """The vectors of texts, (batch, hidden_size); with a layer also its, (batch, 2, hidden_size)."""
-        pooling, standardization = self.settings.pooling, self.settings.standardization
+        pooling = self.settings.pooling
         if layer is None:
             vectors = self.encoder.pooled_vectors(batch, pooling)
         else:
@@ -156,9 +156,7 @@ class SentenceEmbedder(PretrainedModel):
             assert output.hidden_states is not None
             states = (output.last_hidden_state, output.hidden_states[layer])
             each = [pool(state, batch.cu_seqlens, pooling) for state in states]
-            vectors = torch.stack(
-                each if standardization is None else [*map(standardization, each)], 1
-            )
+            vectors = torch.stack([*map(self.settings.after_pooling, each)], 1)
         return F.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     @torch.inference_mode()

@@ -1,0 +1,74 @@
+"""Linear layers after the pooling of a sentence-transformers folder, such as EmbeddingGemma's."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
+from fastenc.models.checkpoint import read_json, read_tensor_file
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# Activation → its name in the module's file.
+ACTIVATIONS = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """y = a(x W^T + b): a module Dense of sentence-transformers.
+
+    Fields:
+        weight: (width, width before), float32. bias: (width,), or None.
+        activation: "identity" or "tanh".
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str = "identity"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., width before) → (..., width), computed in float32 or wider, in x's dtype."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        bias = None if self.bias is None else self.bias.to(x.device, wide)
+        y = F.linear(x.to(wide), self.weight.to(x.device, wide), bias)
+        return (y.tanh() if self.activation == "tanh" else y).to(x.dtype)
+
+    def save(self, folder: Path) -> None:
+        """Write the module's files."""
+        save_file = require("safetensors.torch", extra="models").save_file
+        width, before = self.weight.shape
+        values = {
+            "in_features": before,
+            "out_features": width,
+            "bias": self.bias is not None,
+            "activation_function": ACTIVATIONS[self.activation],
+        }
+        tensors = {"linear.weight": self.weight}
+        if self.bias is not None:
+            tensors["linear.bias"] = self.bias
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
+        text = json.dumps(values, indent=2) + "\n"
+        write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Dense | None":
+        """The layer that a module's files describe, or None if the module computes something else."""
+        values = read_json(folder / CONFIG)
+        activation = str(values.get("activation_function", "")).rpartition(".")[2].lower()
+        if activation not in ACTIVATIONS or values.get("use_residual"):
+            return None
+        if not (folder / WEIGHTS).exists():
+            return None
+        tensors = read_tensor_file(folder / WEIGHTS)
+        weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+        if weight is None or weight.dim() != 2 or (bias is None) == bool(values.get("bias", True)):
+            return None
+        return cls(weight.float(), None if bias is None else bias.float(), activation)
