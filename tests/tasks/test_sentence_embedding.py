@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -411,6 +412,35 @@ def test_from_files_to_files(tables, start):
     vectors = numpy.load(tables / "vectors.npy").reshape(len(pairs), 2, 32)
     cosines = (vectors[:, 0] * vectors[:, 1]).sum(1)
     numpy.testing.assert_allclose(cosines, [float(line) for line in lines[1:]], atol=2e-6)
+
+
+def test_prompts_of_the_training_are_found_by_sentence_transformers(tables, start):
+    from tests.helpers.commands import run
+
+    pairs, output = tables / "plain.tsv", tables / "run"
+    rows = ["\t".join(pair) for pair in read_pairs(tables / "pairs.tsv").texts]
+    pairs.write_text("\n".join(["sentence1\tsentence2", *rows]) + "\n")
+    run(
+        *("finetune", start, pairs, "--task", "sentence-embedding", "-o", output, "--max-steps", 1),
+        *("--query-prompt", "dog: ", "--document-prompt", "car: "),
+    )
+    run("predict", output, pairs, "-o", tables / "similarity.tsv")
+    similarities = (tables / "similarity.tsv").read_text().splitlines()[1:]
+    theirs = sentence_transformer(output)
+    assert theirs.prompts["query"] == "dog: " and theirs.prompts["document"] == "car: "
+    texts, partners = zip(*read_pairs(pairs).texts, strict=True)
+    queries = theirs.encode_query(list(texts), convert_to_tensor=True)
+    documents = theirs.encode_document(list(partners), convert_to_tensor=True)
+    expected = F.cosine_similarity(queries, documents).tolist()
+    assert [*map(float, similarities)] == pytest.approx(expected, abs=1e-5)
+    ours = Encoder.from_pretrained(output).encode(list(texts), prompt_name="query")
+    torch.testing.assert_close(ours, queries, rtol=0, atol=1e-5)
+    # A further training adds its prompts to those of the checkpoint.
+    again = SentenceEmbedder.from_pretrained(output, prompts={"query": "sea: "})
+    assert again.settings.prompts == {"query": "sea: ", "document": "car: "}
+    again.encoder.sentence = replace(again.settings, include_prompt=False)
+    with pytest.raises(ValueError, match="pools without the tokens of a prompt"):
+        SentenceEmbedding(query_prompt="dog: ").encode(read_pairs(pairs), again)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -53,7 +53,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     With ``similarity``, similarities are trained to have the order of the scores (``similarity_loss`` "cosent" for
     cosine, "angle" for AnglE's similarity), or cosine similarities their values ("cosine").
 
-    Guide and teacher read each text once, before the first step.
+    Guide and teacher read each text once, without prompts, before the first step.
 
     Predictions are vectors: float32 (pairs, texts of a pair, hidden_size). Files of predictions contain the
     similarities.
@@ -72,6 +72,16 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         ("sentence1", "sentence2"),
         "Columns of a text, its partner and, optionally, a hard negative.",
         "-t",
+        predict=True,
+    )
+    query_prompt: str | None = option(
+        None,
+        'Text to put before the first text of each pair, such as "query: ". The model keeps it as prompt "query".',
+        predict=True,
+    )
+    document_prompt: str | None = option(
+        None,
+        'Text to put before the other texts of each pair. The model keeps it as prompt "document".',
         predict=True,
     )
     quoting: str | None = option(None, QUOTING, predict=True)
@@ -217,13 +227,22 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
 
     def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "matryoshka_layers", *EmbeddingLoss.__dataclass_fields__)
-        return {name: getattr(self, name) for name in names}
+        options: JsonObject = {name: getattr(self, name) for name in names}
+        given = {"query": self.query_prompt, "document": self.document_prompt}
+        return {**options, "prompts": {k: v for k, v in given.items() if v is not None}}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:
         return ("spearman", "pearson", "loss") if train.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
-        examples = encode_pairs(data, model.own_tokenizer(), self.room(model))
+        query, document = (
+            model.settings.prompt_of(prompt, None)
+            for prompt in (self.query_prompt, self.document_prompt)
+        )
+        texts = [
+            (query + text, *(document + each for each in others)) for text, *others in data.texts
+        ]
+        examples = encode_pairs(replace(data, texts=texts), model.own_tokenizer(), self.room(model))
         if self.teacher is not None:
             scores = teacher_scores(self.teacher, data.texts)
             return [e._replace(teacher=row) for e, row in zip(examples, scores, strict=True)]

@@ -1,6 +1,6 @@
 """Sentence embeddings: vectors of texts whose cosine similarity measures the similarity in meaning."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +36,8 @@ class SentenceEmbedder(PretrainedModel):
         max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
         matryoshka_layers: in training, also compute the loss of the vectors of a layer before the last, which is drawn
             for every batch, and the divergence of these from the last layer's vectors (2-D Matryoshka).
+        prompts: texts that may be put before each text, by name, added to those of the checkpoint. ``encode`` takes the
+            name, and sentence-transformers' encode_query and encode_document read "query" and "document".
         loss: fields of :class:`fastenc.models.heads.embedding_loss.EmbeddingLoss`. Those that are left out are as
             in the checkpoint's training.
     Raises: ValueError naming the argument, the rule and the value.
@@ -56,6 +58,7 @@ class SentenceEmbedder(PretrainedModel):
         pooling: str | None = None,
         max_length: int | None = None,
         matryoshka_layers: bool = False,
+        prompts: Mapping[str, str] | None = None,
         **loss: Any,
     ):
         super().__init__(config)
@@ -70,6 +73,7 @@ class SentenceEmbedder(PretrainedModel):
         self.encoder = Encoder(config.replace(pooler=False))
         given = {"pooling": pooling, "max_length": max_length}
         self._given: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        self._prompts = prompts or {}
         self._take(SentenceSettings())
 
     @classmethod
@@ -87,7 +91,8 @@ class SentenceEmbedder(PretrainedModel):
 
     def _take(self, declared: SentenceSettings) -> None:
         """Take the checkpoint's settings, except those that the constructor was given."""
-        settings = replace(declared, **self._given)
+        prompts = {**declared.prompts, **self._prompts}
+        settings = replace(declared, prompts=prompts, **self._given)
         check_pooling(settings.pooling, self.config.num_layers)
         if self.config.layer_mix and settings.pooling == "last-four":
             raise ValueError(
