@@ -274,7 +274,7 @@ def data(tmp_path):
         ("token-classification", "words.conll", ("--crf",)),
         ("span-ner", "words.conll", ()),
         ("question-answering", "squad.json", ("--stride", 2)),
-        ("sentence-embedding", "pairs.tsv", ("-t", "sentence1", "-t", "sentence2")),
+        ("sentence-embedding", "pairs.tsv", ("--similarity", "score")),
     ],
 )
 def test_every_task_trains_evaluates_and_predicts_with_a_mix(base, data, task, file, options):
