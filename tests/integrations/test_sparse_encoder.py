@@ -86,7 +86,10 @@ def test_a_patched_sparse_encoder_has_the_same_numbers(folder, pooling, activati
 
 
 @pytest.mark.parametrize("pooling,activation", MODES)
-def test_our_sparse_encoder_has_the_same_numbers_and_files(folder, tmp_path, pooling, activation):
+@pytest.mark.parametrize("tokens_at_once", [None, 12])
+def test_our_sparse_encoder_has_the_same_numbers_and_files(
+    folder, tmp_path, pooling, activation, tokens_at_once
+):
     model = theirs_of(folder, pooling, activation)
     model.save_pretrained(str(tmp_path / "theirs"))
     regularisers = {"query_flops": 3e-3, "document_flops": 2e-3}
@@ -98,7 +101,9 @@ def test_our_sparse_encoder_has_the_same_numbers_and_files(folder, tmp_path, poo
     again = st.SparseEncoder(str(tmp_path / "ours"), device="cpu").encode(TEXTS).to_dense()
     torch.testing.assert_close(again, expected, rtol=1e-5, atol=1e-6)
     data = TextPairs(PAIRS, [])
-    arguments = collate_pairs(encode_pairs(data, ours.own_tokenizer(), ours.max_tokens))
+    examples = encode_pairs(data, ours.own_tokenizer(), ours.max_tokens)
+    arguments = collate_pairs(examples, tokens_at_once)
+    assert tokens_at_once is None or len(arguments["groups"]) > 2
     output = ours(**arguments)
     names = ours.family_names(with_prefix=True)
     parameters = dict(ours.named_parameters())

@@ -501,12 +501,19 @@ def test_a_column_that_is_not_learnt_is_named(tables, file, message):
             "highest_similarity is for the loss with similarity, got 5.0",
         ),
         ({"teacher_loss": "kl"}, "teacher_loss is for the loss with teacher, got 'kl'"),
-        ({"similarity": "score", "gather": True}, "gather is for the ranking loss, .* similarity"),
-        ({"similarity": "score", "symmetric": True}, "symmetric is for the ranking loss"),
+        (
+            {"similarity": "score", "gather": True},
+            "gather is not for the loss with similarity, got both",
+        ),
+        (
+            {"similarity": "score", "symmetric": True},
+            "symmetric is not for the loss with similarity",
+        ),
         (
             {"similarity": "score", "similarity_loss": "cosine", "scale": 3.0},
             "scale is not for similarity_loss cosine, got 3.0: leave it out",
         ),
+        ({"guide": "a", "symmetric": True}, "symmetric is not for the loss with guide"),
         ({"truncate_dim": 0}, "truncate_dim must be at least 1, got 0"),
     ],
 )

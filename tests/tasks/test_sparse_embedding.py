@@ -57,6 +57,8 @@ def test_the_regularisers_grow_with_the_square_of_the_steps(base):
         assert math.isclose(loss - losses[0], share * whole, rel_tol=1e-4, abs_tol=1e-5)
     with pytest.raises(ValueError, match="flops_warmup must be at least 0, got -1"):
         SparseEmbedding(flops_warmup=-1)
+    with pytest.raises(ValueError, match="tokens_at_once must be at least 1, got 0"):
+        SparseEmbedding(tokens_at_once=0)
 
 
 def test_from_files_to_files(base, tmp_path, capsys):
@@ -65,6 +67,7 @@ def test_from_files_to_files(base, tmp_path, capsys):
     pairs.write_text("\n".join(["sentence1\tsentence2", *rows]) + "\n")
     out = tmp_path / "out"
     options = ["--task", "sparse-embedding", "--dev", pairs, "-o", out, "--lr", "3e-3"]
+    options += ["--tokens-at-once", "40"]
     run("finetune", base, pairs, *options, "--epochs", "6", "--batch-size", "8")
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["ndcg@10"] > 0.8 and metrics["active_tokens"] > 0

@@ -25,7 +25,7 @@ from fastenc.models import CrossEncoder
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, BINARY, LOSSES
 from fastenc.models.heads.relevance_losses import LIST_LOSSES
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, Task
+from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, Task, check_tokens_at_once
 from fastenc.tasks.ranking_metrics import METRICS, check_relevance, ranking_metrics
 from fastenc.tasks.summary import number_range
 
@@ -67,12 +67,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         "Loss: binary-cross-entropy of each pair, or over each query's candidates: cross-entropy (a softmax that "
         "selects the relevant ones), listnet, lambda (NDCG-Loss2++) or margin-mse (the margins of a teacher's scores).",
     )
-    tokens_at_once: int | None = option(
-        None,
-        "Largest number of tokens whose activations are kept. A larger micro-batch is computed in groups, twice, with "
-        "the same gradient (gradient caching). Default: all at once.",
-        predict=True,
-    )
+    tokens_at_once: int | None = option(None, TOKENS_AT_ONCE, predict=True)
     quoting: str | None = option(None, QUOTING, predict=True)
 
     def __post_init__(self) -> None:
@@ -84,10 +79,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
                 f"loss {MARGIN} needs the column of a teacher's scores, and the other losses read none, got loss "
                 f"{self.loss} with teacher {self.teacher}: give both, or neither"
             )
-        if self.tokens_at_once is not None and self.tokens_at_once < 1:
-            raise ValueError(
-                f"tokens_at_once must be at least 1, got {self.tokens_at_once}: give more"
-            )
+        check_tokens_at_once(self.tokens_at_once)
 
     @property
     def by_query(self) -> bool:

@@ -22,7 +22,7 @@ from fastenc.data.readers import numbered_rows
 from fastenc.models import SentenceEmbedder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING
+from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.other_models import guide_vectors, teacher_scores
 from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
@@ -34,6 +34,12 @@ OPTIONS_OF = {
     "similarity_loss": "similarity",
     "highest_similarity": "similarity",
     "teacher_loss": "teacher",
+}
+# option: those that choose a loss which does not read it
+NOT_WITH = {
+    "symmetric": ("similarity", "teacher", "guide"),
+    "gather": ("similarity", "teacher"),
+    "scale": ("teacher",),
 }
 # Columns that are likely to be meant for training, though an option has to name them.
 SCORES, NEGATIVES = ("score", "similarity"), ("negative", "hard_negative")
@@ -109,11 +115,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     gather: bool = option(
         False, "Without scores: texts of the other processes' micro-batches are negatives too."
     )
-    tokens_at_once: int | None = option(
-        None,
-        "Largest number of tokens whose activations are kept. A larger micro-batch is computed in groups, twice, with "
-        "the same gradient (gradient caching). Default: all at once.",
-    )
+    tokens_at_once: int | None = option(None, TOKENS_AT_ONCE)
     matryoshka: tuple[int, ...] = option(
         (),
         "Number of first dimensions that are trained as a vector too; give it several times, the full width included.",
@@ -151,10 +153,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
                 f"teacher needs a third text column with hard negatives, got {', '.join(self.text)}: give -t "
                 "three times"
             )
-        if self.tokens_at_once is not None and self.tokens_at_once < 1:
-            raise ValueError(
-                f"tokens_at_once must be at least 1, got {self.tokens_at_once}: give more"
-            )
+        check_tokens_at_once(self.tokens_at_once)
         if self.truncate_dim is not None and self.truncate_dim < 1:
             raise ValueError(f"truncate_dim must be at least 1, got {self.truncate_dim}: give more")
         self._check_options_of_losses()
@@ -172,15 +171,16 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
                     f"{name} is for the loss with {needed}, got {given[name]!r} without {needed}: give {needed}, or "
                     f"leave out {name}"
                 )
-        other = next((name for name in ("similarity", "teacher") if name in given), None)
-        for name in ("symmetric", "gather"):
+        for name, others in NOT_WITH.items():
+            other = next((each for each in others if each in given), None)
             if name in given and other is not None:
                 raise ValueError(
-                    f"{name} is for the ranking loss, got it with {other}: leave out one of them"
+                    f"{name} is not for the loss with {other}, got both: leave out one of them"
                 )
-        if "scale" in given and (other == "teacher" or self.similarity_loss == "cosine"):
-            loss = "teacher" if other == "teacher" else "similarity_loss cosine"
-            raise ValueError(f"scale is not for {loss}, got {self.scale}: leave it out")
+        if "scale" in given and self.similarity_loss == "cosine":
+            raise ValueError(
+                f"scale is not for similarity_loss cosine, got {self.scale}: leave it out"
+            )
 
     def read(
         self, path: str | Path, train: TextPairs | SentenceEmbedder | None = None

@@ -18,7 +18,7 @@ from fastenc.data.pairs import (
 )
 from fastenc.models import SparseEncoder
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING
+from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.metrics import sparse_retrieval_metrics
 from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
 from fastenc.tasks.text_pairs import TextPairTask
@@ -61,9 +61,11 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
     flops_warmup: int = option(
         0, "Number of training batches in which the regularisers' weights grow from 0."
     )
+    tokens_at_once: int | None = option(None, TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_tokens_at_once(self.tokens_at_once)
         if self.flops_warmup < 0:
             raise ValueError(f"flops_warmup must be at least 0, got {self.flops_warmup}")
 
@@ -83,7 +85,7 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
         return encode_pairs(data, model.own_tokenizer(), self.room(model))
 
     def collate(self, examples: Sequence[PairExample]) -> ModelArguments:
-        return collate_pairs(examples)
+        return collate_pairs(examples, self.tokens_at_once)
 
     def collate_step(self, examples: Sequence[PairExample], step: int) -> ModelArguments:
         arguments = self.collate(examples)

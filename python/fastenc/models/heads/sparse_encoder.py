@@ -22,6 +22,7 @@ from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.similarity_losses import flops_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
 from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.token_groups import in_groups
 from fastenc.ops import linear_segment_log_sum, linear_segment_max
 from fastenc.packing import PackedBatch
 
@@ -88,6 +89,7 @@ class SparseEncoder(MaskedLM):
         labels: Tensor | None = None,
         text_ids: Tensor | None = None,
         flops_share: Tensor | None = None,
+        groups: tuple[tuple[int, int, int], ...] | None = None,
     ) -> ModelOutput:
         """The weights of texts; with labels also the loss, the ranking loss of dot products and the regularisers.
 
@@ -97,10 +99,11 @@ class SparseEncoder(MaskedLM):
             text_ids: int64 (examples, 2 or 3), equal numbers for equal texts: a text, its partner and optionally a hard
                 negative. None: single texts.
             flops_share: scalar, the share of the regularisers' weights that counts, in a warm-up; None: 1.
+            groups: see :func:`fastenc.nn.token_groups.in_groups`. None: all texts at once.
         Returns: the weights as logits, (examples, texts of an example, vocabulary), or (batch, vocabulary) without
             text_ids; with labels also the loss in float32.
         """
-        weights = self.weights(batch)
+        weights = in_groups(self.weights, batch, groups)
         if text_ids is None:
             if labels is not None:
                 raise ValueError(
