@@ -514,12 +514,14 @@ def test_a_column_that_is_not_learnt_is_named(tables, file, message):
             "scale is not for similarity_loss cosine, got 3.0: leave it out",
         ),
         ({"guide": "a", "symmetric": True}, "symmetric is not for the loss with guide"),
-        ({"truncate_dim": 0}, "truncate_dim must be at least 1, got 0"),
     ],
 )
-def test_an_option_of_another_loss_is_refused(options, message):
+def test_an_option_of_another_loss_is_refused_in_training(tables, options, message):
+    task = SentenceEmbedding(**options)
     with pytest.raises(ValueError, match=message):
-        SentenceEmbedding(**options)
+        task.read(tables / "scored.tsv")
+    if "similarity" in options:  # a model of pairs is measured on scores
+        assert task.read(tables / "scored.tsv", TextPairs([], [])).scores
 
 
 def test_a_dev_set_of_triplets_needs_no_negatives(tables):
@@ -537,6 +539,8 @@ def test_the_first_dimensions_alone_are_measured(tables, start):
     cut = F.normalize(vectors[..., :8], dim=2)
     expected = spearmanr((cut[:, 0] * cut[:, 1]).sum(1), data.scores).statistic
     assert task.score(embedder, data, vectors)["spearman"] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ValueError, match="truncate_dim must be at least 1, got 0"):
+        SentenceEmbedding(truncate_dim=0)
     too_many = SentenceEmbedding(similarity="score", truncate_dim=33)
     with pytest.raises(ValueError, match="at most the vectors' width 32, got 33"):
         too_many.score(embedder, data, vectors)

@@ -156,7 +156,6 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         check_tokens_at_once(self.tokens_at_once)
         if self.truncate_dim is not None and self.truncate_dim < 1:
             raise ValueError(f"truncate_dim must be at least 1, got {self.truncate_dim}: give more")
-        self._check_options_of_losses()
 
     def _check_options_of_losses(self) -> None:
         """Raises: ValueError for an option that the chosen loss does not read."""
@@ -185,6 +184,8 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     def read(
         self, path: str | Path, train: TextPairs | SentenceEmbedder | None = None
     ) -> TextPairs:
+        if train is None:  # a model that was trained on pairs may be measured on scores
+            self._check_options_of_losses()
         highest, text = self.highest_similarity, self.text
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
