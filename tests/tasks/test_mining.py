@@ -118,11 +118,14 @@ def test_searches_find_the_largest_products(monkeypatch):
     monkeypatch.setattr(search, "QUERIES_AT_ONCE", 3)
     monkeypatch.setattr(search, "DOCUMENTS_AT_ONCE", 7)
     queries, documents = (torch.nn.functional.normalize(torch.randn(n, 16), dim=1) for n in (8, 40))
-    expected = (queries @ documents.T).topk(9, dim=1)
+    products = queries @ documents.T
+    expected = products.topk(9, dim=1).indices
     for name, find in search.SEARCHES.items():
         scores, indices = find(queries, documents, 9)
-        torch.testing.assert_close(scores, expected.values, rtol=1e-5, atol=1e-6)
-        assert torch.equal(indices, expected.indices), name
+        torch.testing.assert_close(scores, products.gather(1, indices), rtol=1e-5, atol=1e-6)
+        found = (indices[:, :, None] == expected[:, None]).any(1).float().mean()
+        # usearch builds its graph in several threads, and its search is approximate.
+        assert found > 0.9 if name == "usearch" else torch.equal(indices, expected), name
 
 
 def test_random_negatives_are_among_the_candidates(folder):
