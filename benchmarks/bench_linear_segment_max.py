@@ -1,5 +1,4 @@
-"""The maxima, and the sums of log(1 + ReLU), of the masked-LM head's logits over each text (SPLADE): values and
-gradients, time and memory."""
+"""The maxima of the masked-LM head's logits over each text (SPLADE): values and gradients, time and memory."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,11 +16,10 @@ from benchmarks._harness import (
     run_groups,
 )
 from benchmarks.gpu_quick import problems
-from fastenc.ops import linear_segment_log_sum, linear_segment_max
+from fastenc.ops import linear_segment_max
 
-TABLES = {
-    "linear_segment_max": "Largest logit of each text and vocabulary entry, and sums of their logarithms"
-}
+TABLES = {"linear_segment_max": "Largest logit of each text and vocabulary entry"}
+SMALLEST = ([3, 1, 5], 8, 30, torch.float32)  # the shape that the tests measure
 # Lengths of a batch, hidden size, vocabulary.
 SHAPES = (
     {
@@ -33,25 +31,31 @@ SHAPES = (
 )
 
 
-def maximum(logits: torch.Tensor) -> torch.Tensor:
-    return logits.max(0).values
-
-
-def log_sum(logits: torch.Tensor) -> torch.Tensor:
-    return logits.relu().log1p().sum(0)
-
-
-SMALLEST = ([3, 1, 5], 8, 30, torch.float32, maximum)  # the shape that the tests measure
-
-
 def measure(
+    name: str, lengths: list[int], width: int, vocabulary: int, dtype: torch.dtype
+) -> dict[str, dict]:
+    ours = lambda *given: linear_segment_max(*given)[0]
+    largest = lambda logits: logits.max(0).values
+    return beside_all_logits(name, lengths, width, vocabulary, dtype, ours, largest)
+
+
+def beside_all_logits(
     name: str,
     lengths: list[int],
     width: int,
     vocabulary: int,
     dtype: torch.dtype,
+    ours: Callable[..., torch.Tensor],
     pool: Callable[[torch.Tensor], torch.Tensor],
+    dense: bool = False,
 ) -> dict[str, dict]:
+    """An op that pools the logits of each text beside the same on all logits.
+
+    Args:
+        ours: the op, of hidden, weight, bias and cu_seqlens.
+        pool: a text's logits (tokens, vocabulary) -> (vocabulary,).
+        dense: whether all tokens have a gradient, and the backward computes the logits again.
+    """
     new = lambda *shape: torch.randn(*shape, device=DEVICE)
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     x, bias = new(sum(lengths), width), new(vocabulary)
@@ -67,16 +71,11 @@ def measure(
 
     read = sum(v.nbytes for v in inputs)
     product = 2 * len(x) * width * vocabulary
-    if pool is maximum:
-        ours = lambda *given: linear_segment_max(*given, cu_seqlens)[0]
-        gradients = 4 * int(dvalues.count_nonzero()) * width
-    else:
-        ours = lambda *given: linear_segment_log_sum(*given, cu_seqlens)
-        gradients = 3 * product  # it computes the logits again
+    gradients = 3 * product if dense else 4 * int(dvalues.count_nonzero()) * width
     return compare_functions(
         name,
         {
-            "fastenc": ours,
+            "fastenc": lambda *given: ours(*given, cu_seqlens),
             "all logits": eager,
             "torch.compile of all logits": compiled(eager),
         },
@@ -88,14 +87,17 @@ def measure(
     )
 
 
-def main() -> None:
+def run_op(op: str, measure: Callable[..., dict[str, dict]]) -> None:
     groups = {}
     for shape, given in SHAPES.items():
         for dtype in (torch.float32, torch.bfloat16):
-            for pool in (maximum, log_sum):
-                name = f"{shape}, {dtype_name(dtype)}" + (", log sums" if pool is log_sum else "")
-                groups[name] = partial(measure, name, *given, dtype, pool)
-    run_groups("linear_segment_max", groups)
+            name = f"{shape}, {dtype_name(dtype)}"
+            groups[name] = partial(measure, name, *given, dtype)
+    run_groups(op, groups)
+
+
+def main() -> None:
+    run_op("linear_segment_max", measure)
 
 
 def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Problem]]]:

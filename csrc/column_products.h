@@ -1,4 +1,4 @@
-// x W^T + b in tiles, for ops that keep less than the product. The threads divide W's rows, the product's columns.
+// x W^T + b in tiles, for ops that keep less than the product. The threads divide the product's columns.
 #pragma once
 #include "convert_tensors.h"
 #include "gemm.h"

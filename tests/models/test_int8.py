@@ -151,7 +151,7 @@ def test_its_weights_take_a_quarter_of_float32s(tmp_path):
     ours = [each.int8 for each in loaded.frozen._layers]
     in_8_bits = sum(t.numel() for each in ours for t in each if isinstance(t, torch.Tensor))
     assert floats < in_8_bits < 1.025 * floats  # bytes: 1 for a weight, and scales
-    # The weights that it does not need leave the memory with the file that they lie in.
+    # No parameter keeps the whole file in memory.
     for parameter in loaded.parameters():
         assert parameter.untyped_storage().nbytes() == parameter.nbytes
 

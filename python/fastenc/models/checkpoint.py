@@ -281,7 +281,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
+def checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype of parameters. Raises: ValueError for a name or a dtype that there is not."""
     named = FLOATS.get(dtype) if isinstance(dtype, str) else dtype
     if named is None or named not in FLOATS.values():

@@ -142,7 +142,7 @@ class PretrainedModel(nn.Module):
             "int8" also what :func:`fastenc.freeze` says.
         """
         if dtype != INT8:
-            dtype = checkpoint.dtype_named(dtype)
+            dtype = checkpoint.checked_dtype(dtype)
         folder = checkpoint.resolve(path_or_hub_id)
         values = checkpoint.read_config(folder)
         if layer_mix is not None:
@@ -162,7 +162,7 @@ class PretrainedModel(nn.Module):
             if frozen is None or stacks > 1:
                 raise ValueError(f"int8 is for models with one encoder, got {cls.__name__}")
             frozen.replace_weights(encoder, encoder.layers)
-            # They lie in the mapped file, whose other weights leave the memory with the last of them.
+            # The loaded parameters keep the whole file in memory. Copies let it go.
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
         return model

@@ -49,9 +49,10 @@ library.define(
     " bool pre_norm, bool rms, float attention_norm_eps, float out_norm_eps) -> (Tensor, Tensor)",
     _fake_after_attention,
 )
-# Both for each of the layers, with few_rows: what follows it above, of all layers, divided by type. relative_biases,
-# rotaries: a tensor for each layer, or none. An empty tensor stands for None. Returns the next layers' residuals, and
-# last the normalised output.
+# Both ops of every layer, one layer after the other, with few_rows. tensors, integers, reals: the arguments after
+# few_rows in the two schemas, of all layers in order, divided by type. relative_biases, rotaries: a tensor for each
+# layer, or none at all. An empty tensor stands for None. Returns the residual that each next layer reads, and last the
+# normalised output.
 LAYERS = (
     "(Tensor x, Tensor residual, Tensor cu_seqlens, int max_seqlen, Tensor[] relative_biases, Tensor[] rotaries,"
     " int layers, Tensor[] tensors, int[] integers, float[] reals) -> Tensor[]"

@@ -224,7 +224,7 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
 
 def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
     """The special tokens of a tokenizer, by the names of BERT's ([CLS]), RoBERTa's (<s>), T5's, ALBERT's, BigBird's,
-    ESM's, Gemma's, EuroBERT's or Qwen's. Without a token for unknown words, that for padding stands for them.
+    ESM's, Gemma's, EuroBERT's or Qwen's. If there is no token for unknown words, the padding token stands for them.
 
     Raises: ValueError naming the token that is missing.
     """
