@@ -25,6 +25,7 @@ from fastenc.nn.convolution import Convolution
 from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import Embeddings, make_norm
 from fastenc.nn.evaluation_mode import trains
+from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
@@ -269,7 +270,7 @@ class LayerStack(nn.Module):
         self.gradient_checkpointing = False
         self.frozen = FrozenWeights()
 
-    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
+    def _stack_modules(self, frozen: FrozenLayers | None = None) -> StackModules:
         norm, modules = self.first_norm, self._modules_of_layers()
         recomputes = self.gradient_checkpointing and self.training
         return StackModules(

@@ -4,8 +4,8 @@ What a way asks of the weights, freezing asks once. What it asks of a call is th
 once. Of few tokens, one op runs all layers.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from fastenc.nn.layer_call import (
     HEAD_NORMS,
     NO_TENSOR,
     OWN_NORMS,
+    ArgumentsByType,
     FixedArguments,
     Prepared,
 )
@@ -57,8 +58,7 @@ def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerS
         fixed = cpu_inference.fixed_arguments(weights, prepared.packed, spec)
     else:
         return prepared
-    fixed = FixedArguments(*(tuple(map(_widened, part)) for part in fixed))
-    return prepared._replace(fixed=fixed, by_type=fixed.by_type())
+    return prepared._replace(fixed=FixedArguments(*(tuple(map(_widened, part)) for part in fixed)))
 
 
 def _widened(argument: object) -> object:
@@ -66,6 +66,34 @@ def _widened(argument: object) -> object:
     if isinstance(argument, Tensor) and argument.dim() == 1:
         return argument.float()
     return argument
+
+
+class FrozenLayers(list[Prepared]):
+    """The copies of each module that computes layers, and what follows from all of them, which is computed once."""
+
+    def __init__(self, copies: Iterable[Prepared]) -> None:
+        super().__init__(copies)
+        self._arguments: dict[tuple[int, ...], ArgumentsByType] = {}
+
+    @cached_property
+    def in_two_ops(self) -> bool:
+        return all(each.fixed is not None for each in self)
+
+    @cached_property
+    def in_8_bits(self) -> bool:
+        return all(each.int8 is not None for each in self)
+
+    @cached_property
+    def dtypes(self) -> set[torch.dtype]:
+        """Of the weights."""
+        return {each.weights.down_weight.dtype for each in self if each.weights is not None}
+
+    def arguments(self, order: tuple[int, ...]) -> ArgumentsByType:
+        """The fixed arguments of all layers, if they run ``in_two_ops``. order: the module of each layer."""
+        if order not in self._arguments:
+            fixed = [each for number in order if (each := self[number].fixed) is not None]
+            self._arguments[order] = ArgumentsByType.of(fixed)
+        return self._arguments[order]
 
 
 class FrozenStack(NamedTuple):
@@ -77,7 +105,7 @@ class FrozenStack(NamedTuple):
         all_layers: the op of all layers if there are few tokens, else None: it keeps every state.
     """
 
-    frozen: Sequence[Prepared]
+    frozen: FrozenLayers
     attend: Callable[..., Tensor]
     end: Callable[..., LayerState]
     all_layers: Callable[..., list[Tensor]] | None
@@ -91,19 +119,18 @@ class FrozenStack(NamedTuple):
         return self.end(attended, state.residual, fixed.after_attention, pre_norm)
 
     def layers(
-        self, numbers: Sequence[int], state: LayerState, inputs: Sequence[AttentionInputs]
+        self, order: tuple[int, ...], state: LayerState, inputs: Sequence[AttentionInputs]
     ) -> list[Tensor]:
-        """What the stack yields after each layer, where ``all_layers`` is given."""
+        """What the stack yields after each layer, where ``all_layers`` is given. order: the module of each layer."""
         assert self.all_layers is not None
-        given = [each for number in numbers if (each := self.frozen[number].by_type) is not None]
         return self.all_layers(
             *state,
             inputs[0].cu_seqlens,
             inputs[0].max_seqlen,
             _tables([each.relative_bias for each in inputs]),
             _tables([each.rotary for each in inputs]),
-            len(numbers),
-            *([value for part in parts for value in part] for parts in zip(*given, strict=True)),
+            len(order),
+            *self.frozen.arguments(order),
         )
 
 
@@ -118,7 +145,7 @@ def frozen_stack(
     inputs: AttentionInputs,
     layers: Sequence[AdaptableLayer],
     dropouts: Sequence[LayerDropout],
-    frozen: Sequence[Prepared] | None,
+    frozen: FrozenLayers | None,
 ) -> FrozenStack | None:
     """What runs the stack's frozen layers in this call, or None if the ways must be asked.
 
@@ -136,19 +163,18 @@ def frozen_stack(
         return None
     if any(dropout is not NO_DROPOUT and dropout.probabilities() for dropout in dropouts):
         return None
-    if any(each.fixed is None for each in frozen):
+    if not frozen.in_two_ops:
         return None
     few_rows = cpu_inference.has_few_rows(x)
     # What sees the ops, such as FlopCounterMode, sees those of each layer.
     in_one_op = few_rows and not is_in_torch_dispatch_mode()
-    if all(each.int8 is not None for each in frozen):
+    if frozen.in_8_bits:
         if x.dtype != torch.float32:
             return None
         op = torch.ops.fastenc.int8_layers if in_one_op else None
         return FrozenStack(frozen, int8_inference.attend, int8_inference.after_attention, op)
-    dtypes = {each.weights.down_weight.dtype for each in frozen if each.weights is not None}
     shared = few_rows or cpu_inference.shares_sequences(x, inputs.max_seqlen)
-    if dtypes != {x.dtype} or not shared:
+    if frozen.dtypes != {x.dtype} or not shared:
         return None
     attend = partial(cpu_inference.attend_in_one_op, few_rows)
     end = partial(cpu_inference.after_attention, few_rows)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.nn.frozen_layers import with_fixed_arguments
+from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
@@ -20,7 +20,7 @@ INT8 = "int8"
 
 # Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
 # do not see them.
-_during_call: ContextVar[dict[int, list[Prepared]] | None] = ContextVar(
+_during_call: ContextVar[dict[int, FrozenLayers] | None] = ContextVar(
     "frozen weights of a call", default=None
 )
 
@@ -50,12 +50,12 @@ class FrozenWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layers: list[Prepared] | None = None
+        self._layers: FrozenLayers | None = None
         self._replaces_weights = False
 
     def keep(self, copies: list[Prepared]) -> None:
         """Freeze: keep the copies of the owner's weights that :func:`copies_of` made."""
-        self._layers = copies
+        self._layers = FrozenLayers(copies)
 
     @property
     def in_8_bits(self) -> bool:
@@ -77,10 +77,10 @@ class FrozenWeights(nn.Module):
             del linear.weight
             linear.weight = without_values
         layers_weights = [weights for weights, _ in owner.layer_weights()]
-        self._layers = [
+        self._layers = FrozenLayers(
             each._replace(weights=weights)
             for each, weights in zip(in_one_block(quantised), layers_weights, strict=True)
-        ]
+        )
         self._replaces_weights = True
 
     def require_weights(self, what: str) -> None:
@@ -111,7 +111,7 @@ class FrozenWeights(nn.Module):
             self.require_weights("a call with gradients (without torch.no_grad())")
             self.drop()
 
-    def current(self) -> list[Prepared] | None:
+    def current(self) -> FrozenLayers | None:
         """The frozen layers that this call may use, one for each module that computes layers; None: none."""
         self.drop_in_call_with_gradients()
         if torch.is_grad_enabled() or (
@@ -131,7 +131,8 @@ class FrozenWeights(nn.Module):
         if calls < 2 or frozen_already:
             yield
             return
-        token = _during_call.set({**(_during_call.get() or {}), id(self): frozen_layers(owner)})
+        frozen = FrozenLayers(frozen_layers(owner))
+        token = _during_call.set({**(_during_call.get() or {}), id(self): frozen})
         try:
             yield
         finally:
@@ -173,7 +174,7 @@ class FrozenWeights(nn.Module):
 
 def _replacing(block: Tensor, layers: list[Prepared]) -> FrozenWeights:
     frozen = FrozenWeights()
-    frozen._layers, frozen._replaces_weights = join(block, layers), True
+    frozen._layers, frozen._replaces_weights = FrozenLayers(join(block, layers)), True
     return frozen.eval()
 
 

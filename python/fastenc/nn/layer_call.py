@@ -1,5 +1,6 @@
 """One call of a layer: all that a way of running it reads."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -81,10 +82,19 @@ class FixedArguments(NamedTuple):
     attention: tuple
     after_attention: tuple
 
-    def by_type(self) -> "ArgumentsByType":
-        """Both ops' arguments in order."""
+
+class ArgumentsByType(NamedTuple):
+    """The fixed arguments of layers as the ops of all layers take them: ``NO_TENSOR`` stands for None."""
+
+    tensors: list[Tensor]
+    integers: list[int]
+    reals: list[float]
+
+    @classmethod
+    def of(cls, layers: Iterable[FixedArguments]) -> "ArgumentsByType":
+        """Both ops' arguments of each layer, in order."""
         tensors, integers, reals = list[Tensor](), list[int](), list[float]()
-        for argument in (*self.attention, *self.after_attention):
+        for argument in (each for layer in layers for part in layer for each in part):
             if isinstance(argument, list):  # a packed weight
                 tensors += argument
             elif argument is None or isinstance(argument, Tensor):
@@ -93,15 +103,7 @@ class FixedArguments(NamedTuple):
                 reals.append(argument)
             else:
                 integers.append(argument)
-        return ArgumentsByType(tensors, integers, reals)
-
-
-class ArgumentsByType(NamedTuple):
-    """The fixed arguments of a layer as the ops of all layers take them: ``NO_TENSOR`` stands for None."""
-
-    tensors: list[Tensor]
-    integers: list[int]
-    reals: list[float]
+        return cls(tensors, integers, reals)
 
 
 NO_TENSOR = torch.empty(0)
@@ -126,7 +128,6 @@ class Prepared(NamedTuple):
         cast: in autocast's dtype, for the fused sublayers.
         positions: relative positions that are projected once, for CPU inference.
         fixed: for layers that CPU inference always runs in two ops (:mod:`fastenc.nn.frozen_layers`).
-        by_type: the same, for an op of all layers.
     """
 
     weights: LayerWeights | None = None
@@ -136,7 +137,6 @@ class Prepared(NamedTuple):
     cast: CastWeights | None = None
     positions: ProjectedPositions | None = None
     fixed: FixedArguments | None = None
-    by_type: ArgumentsByType | None = None
 
 
 NOT_PREPARED = Prepared()

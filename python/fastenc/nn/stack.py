@@ -13,7 +13,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
-from fastenc.nn.frozen_layers import frozen_stack
+from fastenc.nn.frozen_layers import FrozenLayers, frozen_stack
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
@@ -145,7 +145,7 @@ class StackModules(NamedTuple):
     relative_biases: Sequence[Tensor]
     final_dropout_p: float
     recomputed: Sequence[bool]
-    frozen: Sequence[Prepared] | None
+    frozen: FrozenLayers | None
     position_table: PositionTable | None = None
     convolution: ConvolutionWeights | None = None
 

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -30,6 +30,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.convolution import ConvolutionWeights
 from fastenc.nn.embeddings import EmbeddingSpec
+from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.frozen_weights import FrozenWeights
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
@@ -216,7 +217,7 @@ class Reading(NamedTuple):
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
     fixed: tuple["FixedTable", ...] = ()
 
-    def stack_modules(self, frozen: Sequence[Prepared] | None) -> StackModules:
+    def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
         """The layers and what they share, for one call."""
         norm, tables = self.modules.get("first_norm"), list[Tensor]()
         while (table := self.modules.get(f"relative_biases.{len(tables)}")) is not None:

@@ -1,6 +1,6 @@
 """A patched transformers model as an :class:`fastenc.Encoder`: our calls on packed batches, its weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from fastenc.models.adapters.adapter_checkpoint import is_adapted
 from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import AddedRows, embed, normalised_words
-from fastenc.nn.layer_call import Prepared
+from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
@@ -93,7 +93,7 @@ class PatchedEncoder(Encoder):
     def _live_layer(self, index: int) -> LiveLayer:
         return self._read().layers[index]
 
-    def _stack_modules(self, frozen: Sequence[Prepared] | None = None) -> StackModules:
+    def _stack_modules(self, frozen: FrozenLayers | None = None) -> StackModules:
         reading = self._read()
         modules = reading.stack_modules(frozen)
         added = [layer.adapted() for layer in self.layers if isinstance(layer, PatchedLayer)]
