@@ -31,11 +31,11 @@ FASTENC_INLINE void finish_writes() { __asm__ volatile("" ::: "memory"); }
 // The 16 kRows x 16 kColumns sums of 4 bytes that lie at `sums`, `stride` bytes from row to row, become
 // start + A B over `steps` tiles of the depth. A's rows lie lda bytes apart. b is in a panel, which holds 4 bytes of the
 // depth of each column side by side; the next 4 bytes follow ldb bytes later. start: the first of such sums; their rows may
-// be the same one (start_stride 0); null for 0.
+// be the same one (start_stride 0); null for 0. ahead: the b that is read next and is fetched into the second cache, or null.
 template <int kRows, int kColumns>
 static void amx_block(
     const char* a, int64_t lda, const char* b, int64_t ldb, int64_t steps, const char* start, int64_t start_stride,
-    char* sums, int64_t stride) {
+    char* sums, int64_t stride, const char* ahead) {
   finish_writes();
   if (start) {
     _tile_loadd(0, start, start_stride);
@@ -52,6 +52,11 @@ static void amx_block(
   for (int64_t step = 0; step < steps; ++step, a += kAmxBytes, b += kAmxRows * ldb) {
     _tile_loadd(4, a, lda);
     _tile_loadd(6, b, ldb);
+    if (ahead) {
+      for (int64_t r = 0; r < kAmxRows; ++r)
+        for (int64_t c = 0; c < kColumns; ++c) __builtin_prefetch(ahead + r * ldb + c * kAmxBytes, 0, 2);
+      ahead += kAmxRows * ldb;
+    }
     FASTENC_MULTIPLY_TILES(0, 4, 6);
     if constexpr (kColumns > 1) {
       _tile_loadd(7, b + kAmxBytes, ldb);
@@ -72,8 +77,8 @@ static void amx_block(
 // The same for the tiles that `rows` and `columns`, at most kAmxBlock, need.
 FASTENC_INLINE void amx_block_of(
     int64_t rows, int64_t columns, const char* a, int64_t lda, const char* b, int64_t ldb, int64_t steps,
-    const char* start, int64_t start_stride, char* sums, int64_t stride) {
+    const char* start, int64_t start_stride, char* sums, int64_t stride, const char* ahead) {
   const auto block = rows > kAmxRows ? columns > kAmxRows ? amx_block<2, 2> : amx_block<2, 1>
                      : columns > kAmxRows ? amx_block<1, 2> : amx_block<1, 1>;
-  block(a, lda, b, ldb, steps, start, start_stride, sums, stride);
+  block(a, lda, b, ldb, steps, start, start_stride, sums, stride, ahead);
 }

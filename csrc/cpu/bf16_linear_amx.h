@@ -14,7 +14,8 @@ static void multiply_tiles(
     width = b.width - (left + j) % b.width;
     if (width > kAmxBlock) width = kAmxBlock;
     if (width > columns - j) width = columns - j;
-    for (int64_t row = 0; row < rows; row += kAmxBlock) {
+    const char* ahead = j + width < columns ? b.at(left + j + width) : nullptr;
+    for (int64_t row = 0; row < rows; row += kAmxBlock, ahead = nullptr) {
       const int64_t count = rows - row < kAmxBlock ? rows - row : kAmxBlock;
       const bool whole = count % kAmxRows == 0 && width % kAmxRows == 0;
       float* target = c + row * ldc + j;
@@ -25,7 +26,7 @@ static void multiply_tiles(
       const float* start = add ? sums : !bias ? nullptr : whole ? bias + j : edge;
       amx_block_of(
           count, width, a.data + row * a.stride, a.stride, b.at(left + j), b.step(), steps, (const char*)start,
-          start == sums ? 4 * stride : 0, (char*)sums, 4 * stride);
+          start == sums ? 4 * stride : 0, (char*)sums, 4 * stride, ahead);
       for (int64_t r = 0; !whole && r < count; ++r)
         __builtin_memcpy(target + r * ldc, edge + r * kAmxBlock, width * sizeof(float));
     }
