@@ -14,7 +14,10 @@ INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 def hugging_face(folder: Path, attention: str = "sdpa"):
     from transformers import AutoModel
 
-    return AutoModel.from_pretrained(folder, attn_implementation=attention).eval()
+    # Nobody here reads the pooler's output, which the other peers' graphs do not have.
+    return AutoModel.from_pretrained(
+        folder, attn_implementation=attention, add_pooling_layer=False
+    ).eval()
 
 
 def padded(sequences: list[list[int]], pad: int = 0) -> dict[str, torch.Tensor]:

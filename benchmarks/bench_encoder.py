@@ -104,7 +104,9 @@ def main() -> None:
             return lambda: [(forward(x), x["attention_mask"].bool()) for x in inputs]
 
         def run_cpu_inference(encoder, inputs):
-            return lambda: [(encoder(batch).last_hidden_state, None) for batch in inputs]
+            return lambda: [
+                (encoder(batch, pooled=False).last_hidden_state, None) for batch in inputs
+            ]
 
         def real_tokens(outputs):
             rows = [

@@ -59,7 +59,7 @@ def of_padded(forward) -> States:
 
 
 def of_packed(encoder: Encoder) -> States:
-    return lambda ids: encoder(pack_sequences(ids)).last_hidden_state.float()
+    return lambda ids: encoder(pack_sequences(ids), pooled=False).last_hidden_state.float()
 
 
 def vectors(states: States, ids: list[list[int]]) -> torch.Tensor:

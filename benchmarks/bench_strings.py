@@ -62,7 +62,7 @@ def encoder_alone(encoder: Encoder) -> Provider:
         @torch.inference_mode()
         def run() -> None:
             for batch in batches:
-                encoder(batch)
+                encoder(batch, pooled=False)
 
         return run
 
