@@ -12,7 +12,7 @@ import fastenc
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, SequenceClassifier
-from fastenc.ops import int8_products
+from fastenc.ops import int8_products, library
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.families import ENCODERS, model, padded_batch
 
@@ -209,7 +209,12 @@ def texts_of_stsb(data_dir, every):
     return [row[column] for row in rows for column in columns][::every]
 
 
-def test_vectors_of_real_texts(data_dir):
+@pytest.mark.parametrize("attention", ["float32", "bfloat16"])
+def test_vectors_of_real_texts(attention, data_dir, monkeypatch):
+    if attention == "bfloat16" and not library._C.build_info()["bfloat16_panels"]:
+        pytest.skip("this processor has no AVX512-BF16")
+    in_bfloat16 = attention == "bfloat16"
+    monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda: in_bfloat16)
     texts = texts_of_stsb(data_dir, 8)
     exact, quantized = (
         Encoder.from_pretrained(minilm_folder(), dtype=dtype).encode(texts)
