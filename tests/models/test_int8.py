@@ -130,7 +130,11 @@ def test_what_it_refuses(folder):
             encoder.layers[1].up.weight[3, 2] = torch.inf
 
     refused(folder, "finite weights.* in layer 1", spoil)
-    refused(folder, "layer 0 .*not merged", lambda encoder: add_adaptation(encoder, Lora(rank=2)))
+    refused(
+        folder,
+        "layer 0 .*must be merged into its weights first: leave out dtype",
+        lambda encoder: add_adaptation(encoder, Lora(rank=2)),
+    )
     with pytest.raises(ValueError, match=r"dtype must be one of 'float32', .*, got 'int4'"):
         Encoder.from_pretrained(folder, dtype="int4")
 

@@ -248,7 +248,7 @@ def int8_reasons(owner: WeightsOwner) -> list[str | None]:
         or (
             None
             if added is None
-            else "it has LoRA or another adaptation that is not merged into its weights"
+            else "it has LoRA or another adaptation, which must be merged into its weights first"
         )
         for (weights, spec), added in zip(
             owner.layer_weights(), owner.layer_adaptations(), strict=True
