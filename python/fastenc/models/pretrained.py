@@ -166,7 +166,9 @@ class PretrainedModel(nn.Module):
             encoder, frozen = model._encoder(), model._frozen()
             stacks = sum(isinstance(module, FrozenWeights) for module in model.modules())
             if frozen is None or stacks > 1:
-                raise ValueError(f"int8 is for models with one encoder, got {cls.__name__}")
+                raise ValueError(
+                    f"int8 is for models with one encoder, got {cls.__name__}: leave out dtype"
+                )
             frozen.replace_weights(encoder, encoder.layers)
             # The loaded parameters keep the whole file in memory. Copies let it go.
             for parameter in model.parameters():
