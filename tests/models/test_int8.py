@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 import fastenc
-from fastenc.adapt import Lora, add_adaptation
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, SequenceClassifier
 from fastenc.ops import int8_products, library
@@ -109,41 +108,6 @@ def test_a_head_in_8_bits(tmp_path):
         logits = loaded(batch).logits
         assert not torch.equal(logits, exact(batch).logits)
         torch.testing.assert_close(logits, exact(batch).logits, atol=0.05, rtol=0.05)
-
-
-def refused(folder, match, change=lambda encoder: None, dtype="int8"):
-    encoder = Encoder.from_pretrained(folder)
-    change(encoder)
-    with pytest.raises(ValueError, match=match):
-        fastenc.freeze(encoder, dtype=dtype)
-    assert encoder.frozen._layers is None
-
-
-def test_what_it_refuses(folder):
-    refused(folder, "call eval", lambda encoder: encoder.train())
-    refused(folder, "must be .int8. or None, got 'int4'", dtype="int4")
-    refused(folder, "float32 weights, they are torch.bfloat16", lambda e: e.to(torch.bfloat16))
-    refused(folder, "the weights are on meta", lambda encoder: encoder.to("meta"))
-
-    def spoil(encoder):
-        with torch.no_grad():
-            encoder.layers[1].up.weight[3, 2] = torch.inf
-
-    refused(folder, "finite weights.* in layer 1", spoil)
-    refused(
-        folder,
-        "layer 0 .*must be merged into its weights first: leave out dtype",
-        lambda encoder: add_adaptation(encoder, Lora(rank=2)),
-    )
-    with pytest.raises(ValueError, match=r"dtype must be one of 'float32', .*, got 'int4'"):
-        Encoder.from_pretrained(folder, dtype="int4")
-
-
-def test_widths_that_are_no_multiples_of_16(tmp_path):
-    folder = save(model("bert", intermediate_size=40), tmp_path)
-    refused(folder, "layer 0 .* multiples of 16")
-    encoder = Encoder.from_pretrained(folder)
-    assert all("multiples of 16" in reason for reason in encoder.int8_reasons())
 
 
 def texts_of_stsb(data_dir, every):

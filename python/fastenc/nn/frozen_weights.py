@@ -211,7 +211,9 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
     Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits.
     """
     if dtype != INT8:
-        raise ValueError(f'the dtype of frozen weights must be "int8" or None, got {dtype!r}')
+        raise ValueError(
+            f'the dtype of frozen weights must be "int8" or None, got {dtype!r}: give one of them'
+        )
     layers = owner.layer_weights()
     for number, reason in enumerate(int8_reasons(owner)):
         if reason is not None:

@@ -19,7 +19,7 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.nn.ways import cpu_inference
-from fastenc.ops import activation, dispatch, int8_products
+from fastenc.ops import activation, dispatch, int8_products, library
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
@@ -78,13 +78,13 @@ def call_reason(layer_call: LayerCall) -> str | None:
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     """Why the layer's weights cannot be packed in 8 bits, or its layer not run on them, or None."""
+    if library.HAS_CPP and not int8_products.has_int8_products():
+        return "int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX, and this one has none of them"
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
     if weights.cross is not None:
         return "it attends to a source"
-    if not int8_products.has_int8_products():
-        return "int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX, and this one has none of them"
     if weights.down_weight.dtype != torch.float32:
         return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
     return unknown_features(spec.features | given_fields(weights), TAKES)
