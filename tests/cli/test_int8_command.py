@@ -1,17 +1,20 @@
 """--dtype int8 of the commands that compute with a model: the numbers of the same model in Python."""
 
 import json
+import re
 
 import numpy
 import pytest
 
 import fastenc
+from fastenc.adapt import Lora, add_adaptation, merge_adaptation
 from fastenc.analysis.neighbours import (
     compare_neighbours,
     find_occurrences,
     isolated_vectors,
     listed,
 )
+from fastenc.cli.info import layers_in_8_bits
 from fastenc.data import train_tokenizer
 from fastenc.data.columns import read_words
 from fastenc.data.samples import write_samples
@@ -20,7 +23,7 @@ from fastenc.models import Encoder, SparseEncoder
 from fastenc.ops import int8_products
 from tests.helpers.checkpoints import save
 from tests.helpers.commands import failure, run
-from tests.helpers.families import whole
+from tests.helpers.families import model, whole
 from tests.helpers.hub_models import MODELS
 from tests.helpers.training_run import small_model
 
@@ -48,8 +51,8 @@ def test_embed_writes_vectors_of_texts(texts, tmp_path):
     exact, quantized = map(numpy.load, paths)
     assert not numpy.array_equal(exact, quantized)
     assert (exact * quantized).sum(1).min() > 0.99
-    model = Encoder.from_pretrained(minilm_folder(), dtype="int8")
-    assert numpy.array_equal(quantized, model.encode(TEXTS, convert_to_numpy=True))
+    encoder = Encoder.from_pretrained(minilm_folder(), dtype="int8")
+    assert numpy.array_equal(quantized, encoder.encode(TEXTS, convert_to_numpy=True))
 
 
 def test_embed_writes_vectors_of_words(texts, tmp_path):
@@ -128,25 +131,82 @@ def samples(tmp_path_factory):
 @pytest.mark.parametrize("name", TASKS)
 def test_predict_and_evaluate(name, samples, tmp_path):
     options, train, test = TASKS[name]
-    model, inputs = tmp_path / "model", samples / test
+    folder, inputs = tmp_path / "model", samples / test
     run(
-        *("finetune", samples / "base", samples / train, "-o", model, "--max-steps", 1),
+        *("finetune", samples / "base", samples / train, "-o", folder, "--max-steps", 1),
         *("--task", NAMED.get(name, name), *options),
     )
     found = {}
     for dtype in ("float32", "int8"):
         lines, metrics = tmp_path / f"{dtype}.jsonl", tmp_path / f"{dtype}.json"
-        run("predict", model, inputs, "-o", lines, "--dtype", dtype)
-        run("evaluate", model, inputs, "-o", metrics, "--dtype", dtype)
+        run("predict", folder, inputs, "-o", lines, "--dtype", dtype)
+        run("evaluate", folder, inputs, "-o", metrics, "--dtype", dtype)
         found[dtype] = json_lines(lines), json.loads(metrics.read_text())
     assert found["int8"] != found["float32"]
 
-    predictor = fastenc.predictor(model)
+    predictor = fastenc.predictor(folder)
     task, ours = predictor.task, fastenc.freeze(predictor.model, dtype="int8")
     data, labelled = task.read_inputs(inputs), task.read(inputs, ours)
     predicted = task.lines(ours, data, task.predict(ours, data), ".jsonl")
     metrics = task.evaluate(ours, labelled, task.encode(labelled, ours))
     assert found["int8"] == ([*map(json.loads, predicted)], metrics)
+
+
+# A family, other values of its configuration, and why its layers do not run in 8 bits.
+LAYERS = {
+    "bert": ({}, None),
+    "albert": ({}, None),  # layers that share weights
+    "roberta": (
+        {"intermediate_size": 40},
+        "widths must be multiples of 16, they are 32 (hidden), 40 (inner) and 16 (a head)",
+    ),
+    "distilbert": ({"dim": 272, "n_heads": 1}, "head_dim must be at most 256, it is 272"),
+    "deberta-v2": (
+        {"hidden_size": 144, "num_attention_heads": 1},
+        "head_dim must be at most 128, it is 144",
+    ),
+    "big_bird-sparse": (
+        {"hidden_size": 144, "num_attention_heads": 1},
+        "head_dim must be at most 128, it is 144",
+    ),
+}
+
+
+def rows_of_info(folder):
+    """The lines under the last title."""
+    return (
+        run("info", "--model", folder)
+        .split("Layers with --dtype int8\n")[1]
+        .strip("\n")
+        .splitlines()
+    )
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_info_says_which_layers_can_run_in_8_bits(family, tmp_path):
+    values, reason = LAYERS[family]
+    folder = save(model(family, **values), tmp_path)
+    encoder = Encoder.from_pretrained(folder)
+    last = encoder.config.num_layers - 1
+    assert rows_of_info(folder) == [f"  0 to {last}  {f'not: {reason}' if reason else 'in 8 bits'}"]
+    if reason is None:
+        fastenc.freeze(encoder, dtype="int8")
+    else:
+        with pytest.raises(ValueError, match=re.escape(f"cannot run in int8: {reason}: leave out")):
+            fastenc.freeze(encoder, dtype="int8")
+
+
+def test_info_names_layers_with_lora(tmp_path):
+    encoder = Encoder.from_pretrained(save(model("bert"), tmp_path / "base"))
+    add_adaptation(encoder, Lora(rank=2))
+    encoder.save_pretrained(tmp_path / "lora")
+    reason = "not: it has LoRA or another adaptation, which must be merged into its weights first"
+    assert rows_of_info(tmp_path / "lora") == [f"  0 to 1  {reason}"]
+    encoder.layers[0].adaptation = None
+    assert layers_in_8_bits(encoder) == {"0": "in 8 bits", "1": reason}
+    merged = Encoder.from_pretrained(tmp_path / "lora")
+    merge_adaptation(merged)
+    assert layers_in_8_bits(merged) == {"0 to 1": "in 8 bits"}
 
 
 def test_what_the_commands_refuse(texts, tmp_path, capsys):
