@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fastenc
+from fastenc.ops.int8_products import has_int8_products
 from tests.helpers.adaptations import disturb
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import BY_NAME, FAMILIES, model, padded_batch
@@ -14,6 +15,9 @@ from tests.helpers.patching import assert_same_gradients, assert_same_outputs
 
 peft = pytest.importorskip("peft")
 pytestmark = needs_cpp
+needs_int8 = pytest.mark.skipif(
+    not has_int8_products(), reason="this processor does not multiply 8 bits"
+)
 
 
 def with_lora(family="bert", targets=("query", "value"), **options):
@@ -86,6 +90,43 @@ def test_switches_of_adapters():
                 if hasattr(module, "lora_A"):
                     module.scale_layer(2.0)
         same()
+
+
+@needs_int8
+@pytest.mark.parametrize(
+    "options, layer", [({}, 0), ({"lora_bias": True}, 0), ({"layers_to_transform": [1]}, 1)]
+)
+@torch.no_grad()
+def test_int8_takes_merged_lora_alone(options, layer):
+    theirs, batch = with_lora(**options), padded_batch("bert")
+    exact = theirs(**batch).logits
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with pytest.raises(ValueError, match=f"layer {layer} .*must be merged into its weights first"):
+        fastenc.freeze(ours, dtype="int8")
+    torch.testing.assert_close(ours(**batch).logits, exact, rtol=0, atol=1e-5)
+
+    ours.base_model.merge_adapter()
+    in_place = fastenc.freeze(ours, dtype="int8")(**batch).logits
+    unloaded = fastenc.patch(copy.deepcopy(theirs)).merge_and_unload()
+    in_new_modules = fastenc.freeze(unloaded, dtype="int8")(**batch).logits
+    assert torch.equal(in_place, in_new_modules) and not torch.equal(in_place, exact)
+    torch.testing.assert_close(in_place, exact, rtol=0, atol=0.05)
+    with theirs.disable_adapter():  # far from the model without LoRA
+        assert (theirs(**batch).logits - exact).abs().max() > 0.5
+
+    ours.base_model.unmerge_adapter()  # LoRA is computed apart again, and these layers in float32
+    apart = ours(**batch).logits
+    assert not torch.equal(apart, in_place)
+    fastenc.unfreeze(ours)
+    torch.testing.assert_close(apart, exact, rtol=0, atol=0.05 if layer else 1e-5)
+    torch.testing.assert_close(ours(**batch).logits, exact, rtol=0, atol=1e-5)
+
+
+@needs_int8
+def test_int8_is_refused_a_variant_of_lora():
+    ours = fastenc.patch(with_lora(use_dora=True))
+    with pytest.raises(ValueError, match=r"LoRA of .*query is a variant .*: undo that, or leave"):
+        fastenc.freeze(ours, dtype="int8")
 
 
 def test_dropout_of_lora_is_applied_in_training():

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastenc.adapt import Lora, PrefixTuning, add_adaptation, load_adaptation
+import fastenc
+from fastenc.adapt import Lora, PrefixTuning, add_adaptation, load_adaptation, merge_adaptation
 from fastenc.data import train_tokenizer
 from fastenc.models import (
     Encoder,
@@ -16,6 +17,7 @@ from fastenc.models import (
     TokenClassifier,
 )
 from fastenc.models.adapters.adaptations import encoder_parts
+from fastenc.ops.int8_products import has_int8_products
 from fastenc.packing import pack
 from fastenc.tasks import task_of
 from tests.helpers.adaptations import disturb
@@ -211,6 +213,19 @@ def test_a_folder_of_peft_of_another_task_or_with_more_than_is_computed_is_an_er
     peft.get_peft_model(base, settings).save_pretrained(tmp_path / "positions")
     with pytest.raises(ValueError, match=rf"has {name}.lora_embedding_A, and LoRA is added to"):
         SequenceClassifier.from_pretrained(tmp_path / "positions")
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="this processor does not multiply 8 bits")
+def test_a_folder_of_peft_in_8_bits_must_be_merged(tmp_path):
+    wrapped, padded = trained_by_peft("bert", "SEQ_CLS", "lora", tmp_path), padded_batch("bert")
+    with pytest.raises(ValueError, match=r"layer 0 .*must be merged into its weights first"):
+        SequenceClassifier.from_pretrained(tmp_path / "peft", dtype="int8")
+    model = SequenceClassifier.from_pretrained(tmp_path / "peft")
+    merge_adaptation(model)
+    fastenc.freeze(model, dtype="int8")
+    expected = theirs(wrapped, padded, "SEQ_CLS")
+    assert not torch.equal(ours(model, padded), expected)
+    torch.testing.assert_close(ours(model, padded), expected, rtol=0, atol=0.05)
 
 
 def test_a_folder_of_peft_predicts_from_the_command_line(tmp_path):

@@ -9,6 +9,7 @@ import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, M3Encoder, max_sim
 from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.ops.int8_products import has_int8_products
 
 # A word that comes twice has one weight, and a word of another script is unknown.
 TEXTS = ["two dogs and two men play", "rain", "шахматы in the rain", "men play chess in the rain"]
@@ -97,6 +98,17 @@ def test_representations_are_those_of_the_formulas(folder, tmp_path):
     assert model.encode(TEXTS, sparse=False).sparse is None
     assert model.encode([]).dense.shape == (0, WIDTH)
     torch.testing.assert_close(Encoder.from_pretrained(folder).encode(TEXTS, pooling="cls"), dense)
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="this processor does not multiply 8 bits")
+def test_in_8_bits_the_heads_stay_in_float32(folder):
+    dense, _, multi_vectors = by_the_formulas(folder)
+    model = M3Encoder.from_pretrained(folder, dtype="int8")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    found = model.encode(TEXTS)
+    for ours, exact in zip(found.multi_vectors, multi_vectors, strict=True):
+        assert not torch.equal(ours, exact) and (ours * exact).sum(1).min() > 0.98
+    assert (found.dense * dense).sum(1).min() > 0.98
 
 
 @pytest.mark.parametrize(

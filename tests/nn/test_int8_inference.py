@@ -63,6 +63,18 @@ def test_every_kind(name, lengths, attention, monkeypatch):
     check(Layer(KINDS[name], lengths), attention, monkeypatch)
 
 
+@EVERY_VARIANT
+def test_attention_in_either_dtype_is_near_the_other(name, monkeypatch):
+    if not library._C.build_info()["bfloat16_panels"]:
+        pytest.skip("this processor has no AVX512-BF16")
+    results = []
+    for bf16 in (False, True):
+        monkeypatch.setattr(int8_products, "attends_in_bfloat16", lambda bf16=bf16: bf16)
+        results.append(run(Layer(KINDS[name], MANY, grad=False)))
+    for floats, rounded in zip(*results, strict=True):
+        assert 0 < relative_error(rounded, floats) < 0.015
+
+
 # Several groups, a last group that lacks columns, and slabs of them; two panels of a gated layer.
 @pytest.mark.parametrize("inner", [48, 400, 448, 1024])
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])

@@ -16,6 +16,7 @@ from fastenc._base import progress
 from fastenc.cli import main
 from fastenc.models import Encoder
 from fastenc.models.embedding.encode import encode_parts
+from fastenc.ops.int8_products import has_int8_products
 from fastenc.tasks import embedding_file, embedding_table, parts_file
 from fastenc.tasks.embedding_file import Embedded, embed_file
 from tests.helpers.commands import failure, run
@@ -120,6 +121,9 @@ def test_the_command_names_its_option_when_it_is_interrupted(base, tmp_path, mon
     assert "fastenc: interrupted; 7 finished texts are kept in" in text
     assert "run the same again with --resume to continue after them" in text
     monkeypatch.setattr(embedding_file, "encode_parts", encode_parts)
+    if has_int8_products():  # the vectors of one file are of one dtype
+        text = failure(capsys, *command, "--resume", "--dtype", "int8")
+        assert "begun with model=" in text and "'int8']: use the same value" in text
     run(*command, "--resume")
 
 

@@ -287,6 +287,6 @@ def checked_dtype(dtype: torch.dtype | str) -> torch.dtype:
     if named is None or named not in FLOATS.values():
         names = ", ".join(map(repr, FLOATS))
         raise ValueError(
-            f"dtype must be one of {names} or 'int8', or a torch.dtype of these, got {dtype!r}"
+            f"dtype must be one of {names} or 'int8', or a torch.dtype of these, got {dtype!r}: give one of them"
         )
     return named

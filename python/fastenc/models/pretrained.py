@@ -87,7 +87,7 @@ class PretrainedModel(nn.Module):
         frozen = self._frozen()
         return frozen is not None and frozen.in_8_bits
 
-    # Both ask before a module is changed, not when the encoder's turn comes.
+    # These ask before a module is changed, not when the encoder's turn comes.
     def train(self: Model, mode: bool = True) -> Model:
         frozen = self._frozen()
         if mode and frozen is not None:
@@ -99,6 +99,12 @@ class PretrainedModel(nn.Module):
         if frozen is not None:
             frozen.check_move(fn)
         return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        frozen = self._frozen()
+        if frozen is not None:
+            frozen.require_weights("load_state_dict")
+        super()._load_from_state_dict(*arguments, **options)
 
     def own_tokenizer(self) -> TokenizerLike:
         """The model's tokenizer. Raises: ValueError for a model without one."""
@@ -160,7 +166,9 @@ class PretrainedModel(nn.Module):
             encoder, frozen = model._encoder(), model._frozen()
             stacks = sum(isinstance(module, FrozenWeights) for module in model.modules())
             if frozen is None or stacks > 1:
-                raise ValueError(f"int8 is for models with one encoder, got {cls.__name__}")
+                raise ValueError(
+                    f"int8 is for models with one encoder, got {cls.__name__}: leave out dtype"
+                )
             frozen.replace_weights(encoder, encoder.layers)
             # The loaded parameters keep the whole file in memory. Copies let it go.
             for parameter in model.parameters():

@@ -32,6 +32,12 @@ def features_of(description: Any) -> frozenset[str]:
     return frozenset(names)
 
 
+def unknown_features(features: frozenset[str], known: frozenset[str]) -> str | None:
+    """Why code that computes ``known`` features alone cannot take these, or None."""
+    unknown = features - known
+    return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None
+
+
 def given_fields(values: Any, ignored: frozenset[str] = frozenset()) -> frozenset[str]:
     """The names of a NamedTuple's fields that have a default and another value, except ``ignored`` ones."""
     defaults = values._field_defaults  # of the last fields

@@ -212,7 +212,9 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
     Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits.
     """
     if dtype != INT8:
-        raise ValueError(f'the dtype of frozen weights must be "int8" or None, got {dtype!r}')
+        raise ValueError(
+            f'the dtype of frozen weights must be "int8" or None, got {dtype!r}: give one of them'
+        )
     layers = owner.layer_weights()
     for number, reason in enumerate(int8_reasons(owner)):
         if reason is not None:
@@ -249,7 +251,7 @@ def int8_reasons(owner: WeightsOwner) -> list[str | None]:
         or (
             None
             if added is None
-            else "it has LoRA or another adaptation that is not merged into its weights"
+            else "it has LoRA or another adaptation, which must be merged into its weights first"
         )
         for (weights, spec), added in zip(
             owner.layer_weights(), owner.layer_adaptations(), strict=True

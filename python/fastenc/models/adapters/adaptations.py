@@ -202,7 +202,8 @@ def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str =
         model: an encoder or a model with an encoder.
         name: the adaptation's name; a model can have several.
     Raises: ValueError for an encoder-decoder, a name that exists or is not an identifier, a prefix that leaves no
-        position, a method that the architecture does not support, or while an adaptation is merged.
+        position, a method that the architecture does not support, while an adaptation is merged, and for a model that
+        was loaded with ``dtype="int8"``.
     """
     check_new(model, adaptation, name)
     add_modules(model, adaptation, new_modules(encoder_of(model), adaptation), name)
@@ -216,6 +217,7 @@ def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> No
             "transformers' model with the PEFT library's LoRA after fastenc.patch, which keeps it fused"
         )
     encoder = encoder_of(model)
+    encoder.frozen.require_weights("an adaptation")
     if name in encoder.adapted.descriptions:
         raise ValueError(f"the model has an adaptation {name!r} already: give another name")
     if not name.isidentifier():

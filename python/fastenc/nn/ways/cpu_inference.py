@@ -157,7 +157,10 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
         return "this processor has no AVX2"
     rows, columns = weight.shape
     if rows % 16 or columns % 16 or spec.attention.head_dim % 16:
-        return "widths must be multiples of 16"
+        return (
+            "widths must be multiples of 16, they are "
+            f"{rows} (hidden), {columns} (inner) and {spec.attention.head_dim} (a head)"
+        )
     widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST
     if spec.attention.head_dim > widest:
         return f"head_dim must be at most {widest}, it is {spec.attention.head_dim}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
-from fastenc.nn.features import given_fields
+from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
 from fastenc.nn.layer_spec import (
     AttentionInputs,
@@ -19,7 +19,7 @@ from fastenc.nn.layer_spec import (
     stack_biases,
 )
 from fastenc.nn.ways import cpu_inference
-from fastenc.ops import activation, dispatch, int8_products
+from fastenc.ops import activation, dispatch, int8_products, library
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
@@ -51,12 +51,15 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     if layer_call.prepared.int8 is None:
         return "its weights are not frozen in int8"
     reason = call_reason(layer_call)
-    if reason is not None and layer_call.weights.down_weight.is_meta:
+    if not layer_call.weights.down_weight.is_meta:
+        return reason
+    reason = reason or unknown_features(layer_call.features(), TAKES)
+    if reason is not None:
         raise ValueError(
             f'a model that was loaded with dtype="int8" has no other weights, and in this call {reason}: avoid that, '
             "or load it without dtype"
         )
-    return reason
+    return None
 
 
 def call_reason(layer_call: LayerCall) -> str | None:
@@ -75,17 +78,16 @@ def call_reason(layer_call: LayerCall) -> str | None:
 
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     """Why the layer's weights cannot be packed in 8 bits, or its layer not run on them, or None."""
+    if library.HAS_CPP and not int8_products.has_int8_products():
+        return "int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX, and this one has none of them"
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
     if weights.cross is not None:
         return "it attends to a source"
-    if not int8_products.has_int8_products():
-        return "int8 needs a processor with AVX512-VNNI, AVX-VNNI or AMX, and this one has none of them"
     if weights.down_weight.dtype != torch.float32:
         return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
-    unknown = (spec.features | given_fields(weights)) - TAKES
-    return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None
+    return unknown_features(spec.features | given_fields(weights), TAKES)
 
 
 def run_int8_inference(layer_call: LayerCall) -> LayerState:

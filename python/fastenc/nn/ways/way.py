@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fastenc.nn.features import unknown_features
 from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import LayerState
 
@@ -26,5 +27,4 @@ class Way:
         reason = self.reason(layer_call)
         if reason is not None:
             return reason
-        unknown = layer_call.features() - self.takes
-        return f"it does not compute {', '.join(sorted(unknown))}" if unknown else None
+        return unknown_features(layer_call.features(), self.takes)
