@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -236,14 +236,9 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         return ("spearman", "pearson", "loss") if train.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
-        query, document = (
-            model.settings.prompt_of(prompt, None)
-            for prompt in (self.query_prompt, self.document_prompt)
-        )
-        texts = [
-            (query + text, *(document + each for each in others)) for text, *others in data.texts
-        ]
-        examples = encode_pairs(replace(data, texts=texts), model.own_tokenizer(), self.room(model))
+        prompt_of = model.settings.prompt_of
+        prompts = prompt_of(self.query_prompt, None), prompt_of(self.document_prompt, None)
+        examples = encode_pairs(data, model.own_tokenizer(), self.room(model), prompts)
         if self.teacher is not None:
             scores = teacher_scores(self.teacher, data.texts)
             return [e._replace(teacher=row) for e, row in zip(examples, scores, strict=True)]
