@@ -94,6 +94,29 @@ def test_from_files_to_files(base, tmp_path, capsys):
     assert not (tmp_path / "x.npy").exists() and not (tmp_path / "x.tsv").exists()
 
 
+def test_metrics_need_no_hard_negatives(base, tmp_path):
+    """A model that was trained with a third column is measured on files with it and without."""
+    triplets, pairs, out = tmp_path / "triplets.tsv", tmp_path / "pairs.tsv", tmp_path / "out"
+    rows = [
+        ("sentence1", "sentence2", "negative"),
+        *zip(WORDS[:6], WORDS[1:7], WORDS[8:14], strict=True),
+    ]
+    triplets.write_text("".join("\t".join(row) + "\n" for row in rows))
+    pairs.write_text("".join("\t".join(row[:2]) + "\n" for row in rows))
+    columns = [f"-t{name}" for name in rows[0]]
+    options = ("--task", "sparse-embedding", *columns, "--max-steps", 1, "-o", out)
+    run("finetune", base, triplets, *options, "--dev", pairs)
+    trained = json.loads((out / "metrics.json").read_text())
+    run("evaluate", out, pairs, "-o", tmp_path / "metrics.json")
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["map"] == pytest.approx(trained["map"])
+    task, model = SparseEmbedding(text=rows[0]), SparseEncoder.from_pretrained(out)
+    for path, count in ((triplets, 3), (pairs, 2)):
+        assert {*map(len, task.read(path, model).texts)} == {count}
+    with pytest.raises(ValueError, match="there must be a column 'negative'"):
+        task.read(pairs)
+
+
 def test_an_encoder_of_a_sparse_folder_has_states_and_no_vectors(base, tmp_path):
     folder = tmp_path / "sparse"
     SparseEncoder.from_pretrained(base).save_pretrained(folder)

@@ -75,9 +75,11 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
             raise ValueError(f"flops_warmup must be at least 0, got {self.flops_warmup}")
 
     def read(self, path: str | Path, train: TextPairs | SparseEncoder | None = None) -> TextPairs:
+        text = self.text
         if train is not None:  # the data are for metrics, which are missed before the training
             require_trec_eval()
-        return read_pairs(path, self.text, quoting=self.quoting)
+            text = self.columns_of_metrics(path)
+        return read_pairs(path, text, quoting=self.quoting)
 
     def model_options(self, train: TextPairs) -> JsonObject:
         names = ("pooling", "max_length", "scale", "query_flops", "document_flops", "gather")
