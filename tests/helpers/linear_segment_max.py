@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from fastenc.ops import linear_segment_max
 from fastenc.testing import assert_within_budget
+from tests.helpers.resident_memory import bytes_at_peak
 from tests.helpers.segment_pool import offsets
 
 
@@ -39,6 +40,17 @@ def check_against_plain(lengths, width, vocabulary, dtype, impl, device="cpu", b
     truths = torch.autograd.grad(exact, wides, dvalues.double())
     for name, *triple in zip(("hidden", "weight", "bias"), ours, plains, truths, strict=False):
         assert_within_budget(*triple, f"{dtype} gradient of {name}")
+
+
+def check_memory(values_of):
+    """Forward and backward of ``values_of``(hidden, weight, bias, cu_seqlens) never hold the outputs of all tokens."""
+    lengths, vocabulary = [128] * 8, 30_522
+    given, dvalues = inputs_of(lengths, 8, vocabulary), torch.rand(8, vocabulary)
+    step = lambda f, end: torch.autograd.grad(f(*given, end), given, dvalues)
+    step(values_of, offsets(lengths))  # allocates what later calls reuse
+    logits = 4 * sum(lengths) * vocabulary
+    assert bytes_at_peak(lambda: step(values_of, offsets(lengths))) < logits / 6
+    assert bytes_at_peak(lambda: step(plain, lengths)) > logits, "it would be noticed"
 
 
 def check_ties_and_nan(impl, device="cpu"):

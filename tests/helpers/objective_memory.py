@@ -1,7 +1,6 @@
 """Measures the peak memory of each objective's step, with small and large vocabularies and few and many tokens.
 
-test_objectives.py runs this in a process that returns all freed memory to the system. So the system's count of the
-process's memory shows every buffer, whoever allocated it.
+test_objectives.py runs this in a process that returns all freed memory to the system.
 """
 
 import json
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 
 from fastenc.objectives import OBJECTIVES, PACKINGS
 from fastenc.packing import pack_sequences
+from tests.helpers.resident_memory import bytes_at_peak
 from tests.helpers.training_run import documents, small_model, tokenizer_of
 
 VOCABULARIES, SEQUENCES, LENGTH = (2_000, 12_000), (8, 72), 32
@@ -49,11 +49,7 @@ def peak(name: str, vocabulary: int, sequences: int) -> int:
 
     step()  # allocates what later steps reuse
     model.zero_grad()
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # resets the peak
-    before = held("VmRSS")
-    step()
-    return held("VmHWM") - before
+    return bytes_at_peak(step)
 
 
 def with_unlabelled(arguments: dict, count: int) -> dict:
@@ -79,11 +75,6 @@ def with_sequences(batch, count: int):
         types += [[0] * LENGTH] * count
     more = [[2, *[5 + n % 13 for n in range(LENGTH - 2)], 3]] * count
     return pack_sequences([*sequences, *more], types)
-
-
-def held(field: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(1024 * int(line.split()[1]) for line in file if line.startswith(field))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from fastenc.tasks import (
     SentenceEmbedding,
     SequenceClassification,
     SpanNer,
+    SparseEmbedding,
     TokenClassification,
     evaluate_masked_lm,
 )
@@ -127,8 +128,12 @@ def build_task(folder, task, gather=False, tokens_at_once=20, **settings):
         tags = [["B-X" if word in ("cat", "dog") else "O" for word in t.split()] for t in texts]
         sentences = [sentence(t.split(), own) for t, own in zip(texts, tags, strict=True)]
         chosen, data = TokenClassification(crf=True), TaggedData(sentences, ["O", "B-X", "I-X"])
-    elif task == "sentence-embedding":
-        chosen = SentenceEmbedding(gather=gather, tokens_at_once=tokens_at_once, symmetric=True)
+    elif task in ("sentence-embedding", "sparse-embedding"):
+        options = {"gather": gather, "tokens_at_once": tokens_at_once}
+        if task == "sentence-embedding":
+            chosen = SentenceEmbedding(**options, symmetric=True)
+        else:
+            chosen = SparseEmbedding(**options, query_flops=0.05, document_flops=0.03)
         data = TextPairs(list(zip(texts, [*texts[1:], texts[0]], strict=True)), [])
     elif task == "span-ner":
         words = [text.split() for text in texts]

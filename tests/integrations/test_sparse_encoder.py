@@ -8,7 +8,9 @@ import torch
 import fastenc
 from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs
 from fastenc.models import SparseEncoder
+from tests.helpers.extension import needs_cpp
 from tests.helpers.hub_models import MODELS
+from tests.helpers.resident_memory import bytes_at_peak
 
 st = pytest.importorskip("sentence_transformers")
 sparse = pytest.importorskip("sentence_transformers.sparse_encoder")
@@ -38,12 +40,12 @@ def theirs_of(folder, pooling="max", activation="relu"):
     return model
 
 
-def their_loss(model):
+def their_loss(model, pairs=PAIRS):
     """SpladeLoss on the pairs, and the gradient of every weight by its name."""
     ranking = sparse.losses.SparseMultipleNegativesRankingLoss(model, scale=1.0)
     weights = {"query_regularizer_weight": 3e-3, "document_regularizer_weight": 2e-3}
     loss = sparse.losses.SpladeLoss(model, ranking, **weights)
-    columns = [model.preprocess(list(column)) for column in zip(*PAIRS, strict=True)]
+    columns = [model.preprocess(list(column)) for column in zip(*pairs, strict=True)]
     model.train()  # encode() left it in evaluation
     total = sum(loss(columns, None).values())
     parameters = dict(model[0].model.named_parameters())
@@ -121,6 +123,33 @@ def test_our_sparse_encoder_has_the_same_numbers_and_files(
     known = {name: theirs.get(name) for name in by_name}
     assert sum(each is not None for each in known.values()) == len(known)
     assert_same((output.loss.detach(), by_name), (loss, known))
+
+
+@needs_cpp
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+def test_a_training_step_takes_at_most_a_sixth_of_the_memory(folder, tmp_path, pooling):
+    """With 30,522 tokens: 4 pairs of texts of 128 tokens, of which none is padded."""
+    model = theirs_of(folder, pooling)
+    model.save_pretrained(str(tmp_path))
+    regularisers = {"query_flops": 3e-3, "document_flops": 2e-3}
+    ours, patched = SparseEncoder.from_pretrained(tmp_path, **regularisers), copy.deepcopy(model)
+    fastenc.patch(patched)
+    text = " ".join(["river"] * 126)
+    pairs = [(text, text)] * 4
+    examples = encode_pairs(TextPairs(pairs, []), ours.own_tokenizer(), ours.max_tokens)
+    arguments, weights = collate_pairs(examples), list(ours.train().parameters())
+    assert arguments["batch"].total_tokens == 1024 and ours.config.vocab_size == 30_522
+    steps = {
+        "theirs": lambda: their_loss(model, pairs),
+        "patched": lambda: their_loss(patched, pairs),
+        "ours": lambda: torch.autograd.grad(ours(**arguments).loss, weights),
+    }
+    peaks = {}
+    for name, step in steps.items():
+        step()  # allocates what later steps reuse
+        peaks[name] = bytes_at_peak(step)
+    assert peaks["theirs"] > 4 * 1024 * 30_522, "all logits"
+    assert max(peaks["ours"], peaks["patched"]) < peaks["theirs"] / 6, peaks
 
 
 def test_dictionaries_hold_the_heaviest_tokens_first(folder):

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from fastenc.ops import linear_segment_log_sum
 from fastenc.testing import assert_within_budget
 from tests.helpers.extension import needs_cpp
-from tests.helpers.linear_segment_max import inputs_of
+from tests.helpers.linear_segment_max import check_memory, inputs_of
+from tests.helpers.resident_memory import bytes_at_peak
 from tests.helpers.segment_pool import offsets
 
 LENGTHS = [5, 0, 33]
@@ -55,6 +56,21 @@ def test_a_sequence_of_several_tiles_of_rows_has_the_same_bits_in_any_batch(ours
     for rows, length, value in zip(hidden.split(lengths), lengths, values, strict=True):
         alone = linear_segment_log_sum(rows, weight, bias, offsets([length]), impl="cpp")
         assert torch.equal(alone[0], value)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_the_outputs_of_all_tokens_are_never_in_memory(impl):
+    options = {"max_logits_bytes": 2**20, "impl": impl}
+    check_memory(lambda *given: linear_segment_log_sum(*given, **options))
+
+
+@needs_cpp
+def test_one_block_of_the_backward_is_in_memory_at_a_time():
+    given, limit = inputs_of([512], 8, 40_000), 2**25 + 2**20  # two blocks and a rest
+    (sums,) = values = linear_segment_log_sum(*given, offsets([512]), max_logits_bytes=limit)
+    backward = lambda: torch.autograd.grad(values, given, sums[None], retain_graph=True)
+    backward()  # allocates what later calls reuse
+    assert bytes_at_peak(backward) < 1.5 * limit
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -3,7 +3,12 @@ import torch
 
 from fastenc.ops import flops, linear_segment_max  # noqa: F401  (counts FLOPs)
 from tests.helpers.extension import needs_cpp
-from tests.helpers.linear_segment_max import check_against_plain, check_ties_and_nan, inputs_of
+from tests.helpers.linear_segment_max import (
+    check_against_plain,
+    check_memory,
+    check_ties_and_nan,
+    inputs_of,
+)
 from tests.helpers.segment_pool import offsets
 
 IMPLS = [pytest.param("cpp", marks=needs_cpp), "reference"]
@@ -60,6 +65,11 @@ def test_results_do_not_depend_on_threads_strides_or_the_batch():
             assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
         alone, _ = linear_segment_max(given[0][300:320], *given[1:], offsets([20]))
         assert torch.equal(alone[0], results[0][0][1])
+
+
+@needs_cpp
+def test_the_outputs_of_all_tokens_are_never_in_memory():
+    check_memory(lambda *given: linear_segment_max(*given, impl="cpp")[0])
 
 
 def test_autocast_casts_and_flops_are_those_of_the_product():

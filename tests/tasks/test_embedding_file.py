@@ -17,7 +17,7 @@ from fastenc.cli import main
 from fastenc.models import Encoder
 from fastenc.models.embedding.encode import encode_parts
 from fastenc.ops.int8_products import has_int8_products
-from fastenc.tasks import embedding_file, embedding_table, parts_file
+from fastenc.tasks import embedding_file, embedding_format, embedding_table, parts_file
 from fastenc.tasks.embedding_file import Embedded, embed_file
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import documents, small_model, word_tokenizer
@@ -61,6 +61,98 @@ def test_parts_make_the_vectors_of_encode(suffix, store_as, base, tmp_path):
     )
     torch.testing.assert_close(vectors.float(), expected, **exact)
     assert [path.name for path in tmp_path.iterdir()] == [f"v{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
+@pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
+def test_a_precision_has_the_numbers_of_sentence_transformers(
+    precision, suffix, base, tmp_path, monkeypatch, capsys
+):
+    """Also in a run that was interrupted, and from vectors that are read back in several blocks."""
+    from sentence_transformers.util import quantize_embeddings
+
+    monkeypatch.setattr(embedding_format, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(embedding_table, "ROWS_AT_ONCE", 10)
+    encoder, output = Encoder.from_pretrained(base), tmp_path / f"v{suffix}"
+    plain = encoder.encode(TEXTS, convert_to_numpy=True)
+    expected = quantize_embeddings(plain, precision)
+    assert torch.equal(encoder.encode(TEXTS, precision=precision), torch.from_numpy(expected))
+    command = ("embed", base, base / "texts.txt", "-o", output, "--precision", precision)
+    Parts(monkeypatch, stop_at=3)
+    with pytest.raises(SystemExit):
+        main([*map(str, command), "--batch-size", "7"])
+    monkeypatch.setattr(embedding_file, "encode_parts", encode_parts)
+    other = failure(capsys, *command, "--batch-size", 7, "--resume", "--truncate-dim", 16)
+    assert "begun with options=" in other
+    printed = run(*command, "--batch-size", 7, "--resume")
+    vectors = vectors_of(output).numpy()
+    assert suffix == ".parquet" or vectors.dtype == expected.dtype
+    np.testing.assert_array_equal(vectors, expected)
+    ranges = tmp_path / "v.ranges.npy"
+    assert f"25 vectors of {expected.shape[1]} numbers" in printed
+    if "binary" in precision:
+        assert not ranges.exists()
+        return
+    assert f"ranges in {ranges}" in printed
+    np.testing.assert_array_equal(np.load(ranges), [plain.min(0), plain.max(0)])
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_queries_have_the_ranges_of_the_corpus(suffix, base, tmp_path):
+    """By the corpus' vectors, or by the ranges that its own command wrote."""
+    from sentence_transformers.util import quantize_embeddings
+
+    encoder, output = Encoder.from_pretrained(base), tmp_path / f"v{suffix}"
+    (tmp_path / "queries.txt").write_text("quickly the tree\n")
+    corpus = encoder.encode(TEXTS, convert_to_numpy=True)
+    query = encoder.encode(["quickly the tree"], convert_to_numpy=True)
+    expected = quantize_embeddings(query, "int8", calibration_embeddings=corpus)
+    assert np.isin(expected, (-128, 127)).any(), "numbers beyond the ranges are cut"
+    embed_file(encoder, base / "texts.txt", tmp_path / "plain.npy")
+    embed_file(encoder, base / "texts.txt", tmp_path / "corpus.npy", precision="int8")
+    for calibration in ("plain.npy", "corpus.ranges.npy"):
+        options = ("--precision", "int8", "--calibration", tmp_path / calibration)
+        printed = run("embed", base, tmp_path / "queries.txt", "-o", output, *options)
+        np.testing.assert_array_equal(vectors_of(output), expected)
+        assert "ranges" not in printed.partition(str(output))[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--precision", "int4"), "--precision must be one of float32, int8, "),
+        (("--precision", "int8"), "texts of the file, got 1: give --calibration a file of"),
+        (("--precision", "int8", "--store-as", "float16"), "--store-as is the number type of"),
+        (
+            ("--calibration", "good.npy"),
+            "--calibration must come with precision int8 or uint8, got float32",
+        ),
+        (("--precision", "uint8", "--calibration", "none.npy"), "none.npy"),
+        (("--precision", "uint8", "--calibration", "t.txt"), "must be a .npy file of vectors"),
+        (("--precision", "uint8", "--calibration", "one.npy"), "hold two or more vectors of 32"),
+        (("--precision", "uint8", "--calibration", "bytes.npy"), "got int8 (3, 32)"),
+        (("--precision", "uint8", "--calibration", "wide.npy"), "got float32 (3, 33)"),
+        (("--precision", "uint8", "--calibration", "inf.npy"), "must hold finite numbers"),
+        (
+            ("--precision", "int8", "--calibration", "good.npy", "--truncate-dim", "8"),
+            "hold two or more vectors of 8 floating-point numbers, got float32 (3, 32)",
+        ),
+    ],
+)
+def test_a_precision_that_cannot_be_right_is_refused(
+    options, message, base, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("a text\n")
+    good = np.zeros((3, 32), "float32")
+    np.save("good.npy", good)
+    np.save("one.npy", good[:1])
+    np.save("bytes.npy", good.astype("int8"))
+    np.save("wide.npy", np.zeros((3, 33), "float32"))
+    np.save("inf.npy", np.full((3, 32), np.inf, "float32"))
+    given = Parts(monkeypatch, stop_at=1)
+    assert message in failure(capsys, "embed", base, "t.txt", "-o", "v.npy", *options)
+    assert not given.sizes and not list(tmp_path.glob("v.*"))
 
 
 class Parts:

@@ -214,6 +214,15 @@ def test_from_files_to_files(base, tmp_path):
     run("evaluate", output, lists, "-o", tmp_path / "metrics.json")
     again = json.loads((tmp_path / "metrics.json").read_text())
     assert again == pytest.approx({name: metrics[name] for name in again}, rel=1e-5)
+    # Labels alone measure the order; without the teacher's scores there is no loss.
+    rows = [json.loads(line) for line in lists.read_text().splitlines()]
+    labelled = [{name: row[name] for name in ("query", "document", "label")} for row in rows]
+    alone = tmp_path / "labelled.jsonl"
+    alone.write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    run("evaluate", output, alone, "-o", tmp_path / "metrics.json")
+    del again["loss"]
+    measured = json.loads((tmp_path / "metrics.json").read_text())
+    assert measured == pytest.approx(again, rel=1e-5)
     for path, count in ((train, 9), (lists, 3)):
         run("predict", output, path, "-o", tmp_path / "scores.jsonl")
         rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]

@@ -474,6 +474,30 @@ def test_pairs_to_learn_from_have_tokens(tmp_path, tokenizer, similarity, empty)
         encode_pairs(read_pairs(path, similarity=similarity), tokenizer, 16)
     inputs = SentenceEmbedding().read_inputs(path)
     assert len(encode_pairs(inputs, tokenizer, 16)) == 2
+    # A prompt is no text.
+    with pytest.raises(ValueError, match=r"x.tsv, line 3 has no tokens, got '.*': leave out"):
+        encode_pairs(read_pairs(path, similarity=similarity), tokenizer, 16, ("a dog: ", "a cat: "))
+
+
+def test_a_text_is_no_negative_of_itself_under_another_prompt(base, tokenizer):
+    prompts = {"query_prompt": "dogs: ", "document_prompt": "cats: "}
+    task, embedder = SentenceEmbedding(**prompts), SentenceEmbedder.from_pretrained(base())
+    examples = task.encode(TextPairs([("a dog", "a cat"), ("two cats", "a dog")], []), embedder)
+    assert examples[0].texts == tuple(
+        tokenizer.encode(t).ids for t in ("dogs: a dog", "cats: a cat")
+    )
+    with torch.no_grad():
+        output = embedder.eval()(**task.collate(examples))
+    # "a dog" has no negative, "two cats" one.
+    cat, dog = (float(output.logits[1, 0] @ each) for each in output.logits[:, 1])
+    assert float(output.loss) == pytest.approx(math.log1p(math.exp(20 * (cat - dog))) / 2, rel=1e-5)
+
+
+def test_texts_with_the_same_tokens_have_the_same_number(tokenizer):
+    data = TextPairs([("a dog", "a cat", "dogs"), ("a  cat", "a dog", "cats")], [])
+    for prompts in (("", ""), ("dogs: ", "cats: ")):
+        (dog, cat, dogs), other = (e.text_ids for e in encode_pairs(data, tokenizer, 16, prompts))
+        assert other[:2] == (cat, dog) and len({dog, cat, dogs, other[2]}) == 4
 
 
 @pytest.mark.parametrize(

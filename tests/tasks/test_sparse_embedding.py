@@ -8,9 +8,9 @@ import torch
 from sklearn.metrics import ndcg_score
 
 from fastenc.data import train_tokenizer
-from fastenc.models import EncoderConfig, SentenceEmbedder, SparseEncoder
+from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder, SparseEncoder
 from fastenc.models.heads.similarity_losses import flops_loss
-from fastenc.tasks import SparseEmbedding, task_of
+from fastenc.tasks import SparseEmbedding, embed_file, task_of
 from fastenc.tasks.metrics import sparse_retrieval_metrics
 from tests.helpers.commands import failure, run
 
@@ -92,3 +92,48 @@ def test_from_files_to_files(base, tmp_path, capsys):
     assert refused in failure(capsys, "embed", out, pairs, *given)
     assert refused in failure(capsys, "mine", out, pairs, "-o", tmp_path / "x.tsv")
     assert not (tmp_path / "x.npy").exists() and not (tmp_path / "x.tsv").exists()
+
+
+def test_metrics_need_no_hard_negatives(base, tmp_path):
+    """A model that was trained with a third column is measured on files with it and without."""
+    triplets, pairs, out = tmp_path / "triplets.tsv", tmp_path / "pairs.tsv", tmp_path / "out"
+    rows = [
+        ("sentence1", "sentence2", "negative"),
+        *zip(WORDS[:6], WORDS[1:7], WORDS[8:14], strict=True),
+    ]
+    triplets.write_text("".join("\t".join(row) + "\n" for row in rows))
+    pairs.write_text("".join("\t".join(row[:2]) + "\n" for row in rows))
+    columns = [f"-t{name}" for name in rows[0]]
+    options = ("--task", "sparse-embedding", *columns, "--max-steps", 1, "-o", out)
+    run("finetune", base, triplets, *options, "--dev", pairs)
+    trained = json.loads((out / "metrics.json").read_text())
+    run("evaluate", out, pairs, "-o", tmp_path / "metrics.json")
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["map"] == pytest.approx(trained["map"])
+    task, model = SparseEmbedding(text=rows[0]), SparseEncoder.from_pretrained(out)
+    for path, count in ((triplets, 3), (pairs, 2)):
+        assert {*map(len, task.read(path, model).texts)} == {count}
+    with pytest.raises(ValueError, match="there must be a column 'negative'"):
+        task.read(pairs)
+
+
+def test_an_encoder_of_a_sparse_folder_has_states_and_no_vectors(base, tmp_path):
+    folder = tmp_path / "sparse"
+    SparseEncoder.from_pretrained(base).save_pretrained(folder)
+    encoder, plain = Encoder.from_pretrained(folder), Encoder.from_pretrained(base)
+    texts = [" ".join(WORDS[:3]), WORDS[3]]
+    refused = (
+        r"weights of tokens \(SPLADE\): use SparseEncoder.from_pretrained\(...\).encode_sparse"
+    )
+    with pytest.raises(ValueError, match=refused):
+        encoder.encode(texts)
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    with pytest.raises(ValueError, match=refused):
+        embed_file(encoder, tmp_path / "texts.txt", tmp_path / "v.npy")
+    assert torch.equal(encoder.encode(texts, pooling="mean"), plain.encode(texts))
+    # Words' vectors are states of layers.
+    words = [text.split() for text in texts]
+    assert torch.equal(encoder.embed_words(words).vectors, plain.embed_words(words).vectors)
+    printed = run("neighbours", folder, tmp_path / "texts.txt", "--word", WORDS[0])
+    assert printed == run("neighbours", base, tmp_path / "texts.txt", "--word", WORDS[0])
+    assert WORDS[1] in printed

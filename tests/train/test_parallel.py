@@ -38,6 +38,7 @@ TASKS = (
     "span-ner",
     "question-answering",
     "sentence-embedding",
+    "sparse-embedding",
 )
 # One process takes two micro-batches a step, two processes take one each. An epoch has an odd number of micro-batches
 # (7 of 25 examples), so in its last step one of two processes has none. Dropout is off, because each process would drop
@@ -52,8 +53,11 @@ RUNS = {
 SHARDED = ("mlm", "electra", "span-corruption", "sequence-classification", "question-answering")
 EACH_RUN = [*((name, "ddp") for name in RUNS), *((name, "fsdp") for name in SHARDED)]
 # Two micro-batches of two processes have the negatives of one that is as large as both.
-CONTRASTIVE = dict(task="sentence-embedding", max_steps=8, dropout=0.0, adam_eps=1e-4)
-GATHERED = CONTRASTIVE | dict(batch_size=2, global_batch_size=4, gather=True)
+CONTRASTIVE = {
+    name: dict(task=name, max_steps=8, dropout=0.0, adam_eps=1e-4)
+    for name in ("sentence-embedding", "sparse-embedding")
+}
+GATHERED = dict(batch_size=2, global_batch_size=4, gather=True)
 DROPS = dict(objective="mlm+nsp", global_batch_size=8, max_steps=6, save_every=2, dropout=0.1)
 RESUMED = dict(objective="electra", **SAME)
 
@@ -117,9 +121,13 @@ def root(tmp_path_factory):
         runs.append((own("poisoned"), drops | dict(poison_at=2, eval_every=2)))
         # FSDP has no gradient caching.
         cached = {} if parallel == "ddp" else {"tokens_at_once": None}
-        runs.append((own("gathered"), GATHERED | cached | {"parallel": parallel}))
+        runs += [
+            (own("gathered", name), options | GATHERED | cached | {"parallel": parallel})
+            for name, options in CONTRASTIVE.items()
+        ]
     runs.append((str(folder_of(root, "full")), DROPS | dict(parallel="fsdp", full_disk=True)))
-    output, _ = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
+    output, shown = on_two_processes("-m", "tests.helpers.parallel_runs", json.dumps(runs))
+    assert "view tensor" not in shown, "FSDP warns of outputs that are views"
     printed = [json.loads(text) for text in re.findall(r'\{"index".*?\]\}', output)]
     assert sorted(one["index"] for one in printed) == [0, 1]
     assert {one["timeout"] for one in printed} == {TIMEOUT.total_seconds()}
@@ -165,12 +173,13 @@ def test_two_processes_are_one_with_twice_the_micro_batches(name, parallel, root
     assert consumed(two) == consumed(alone(name))
 
 
-def test_gathered_negatives_are_those_of_one_larger_batch(root, tmp_path):
+@pytest.mark.parametrize("name", CONTRASTIVE)
+def test_gathered_negatives_are_those_of_one_larger_batch(name, root, tmp_path):
     """The last step of an epoch has a single pair, which the second process computes too."""
-    start(str(tmp_path), **CONTRASTIVE, batch_size=4)
+    start(str(tmp_path), **CONTRASTIVE[name], batch_size=4)
     expected, *others = (
         [line for line in read_log(folder / "run" / "log.jsonl") if "loss" in line]
-        for folder in (tmp_path, *(folder_of(root, "gathered", each) for each in PARALLEL))
+        for folder in (tmp_path, *(folder_of(root, "gathered", name, each) for each in PARALLEL))
     )
     for log in others:
         assert len(log) == len(expected) == 8

@@ -15,12 +15,15 @@ from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
 from fastenc.models import Encoder, SparseEncoder
 from fastenc.tasks.base import QUOTING
-from fastenc.tasks.embedding_file import OUTPUTS, embed_file
+from fastenc.tasks.embedding_file import embed_file
+from fastenc.tasks.embedding_format import OUTPUTS
 
 # Options that have no effect on the vectors of the other kind.
 OF_TEXTS = (
     "text",
     "store_as",
+    "precision",
+    "calibration",
     "pooling",
     "normalize",
     "prompt",
@@ -56,6 +59,7 @@ class Embed(Command):
     Examples:
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 stsb.tsv -t sentence1 -o vectors.parquet --store-as float16
+    fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o vectors.npy --precision int8
     fastenc embed sentence-transformers/all-MiniLM-L6-v2 texts.txt -o words.npy --words --layers -1 --layers -2
     fastenc embed naver/splade-v3 texts.txt -o weights.jsonl --sparse
     """
@@ -67,6 +71,16 @@ class Embed(Command):
     )
     text: str = option("sentence", "Column of the text in a table.", "-t")
     store_as: str = option("float32", "Number type of the vectors in the file: float32 or float16.")
+    precision: str = option(
+        "float32",
+        "float32; int8 or uint8 (8 bits a dimension, cut to its range); binary or ubinary (one bit a dimension, eight "
+        "to a byte).",
+    )
+    calibration: Path | None = option(
+        None,
+        "With --precision int8 or uint8, .npy file of vectors that give each dimension its range. Default: all vectors "
+        "of the inputs; NAME.ranges.npy beside the output then has the ranges, as the calibration of queries.",
+    )
     pooling: str | None = option(
         None,
         "How a text's token vectors become one: mean, cls, max or last-four (mean of the last four layers). Default: "
@@ -122,6 +136,8 @@ class Embed(Command):
             self.output,
             self.text,
             store_as=self.store_as,
+            precision=self.precision,
+            calibration=self.calibration,
             batch_size=self.batch_size,
             resume=self.resume,
             model_name=self.model,
@@ -133,8 +149,9 @@ class Embed(Command):
             task=self.task,
             truncate_dim=self.truncate_dim,
         )
-        ids = f", ids in {written.ids}" if written.ids else ""
-        print(f"{written.number} vectors of {written.width} numbers in {self.output}{ids}")
+        beside = {"ids": written.ids, "ranges": written.ranges}
+        others = "".join(f", {name} in {path}" for name, path in beside.items() if path)
+        print(f"{written.number} vectors of {written.width} numbers in {self.output}{others}")
 
     def _check_options(self) -> None:
         """Raises: ValueError for an option that would have no effect."""

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +42,14 @@ class PairExample(NamedTuple):
 
     Fields:
         texts: the token ids of each text.
+        text_ids: a number for each text, equal for texts with the same tokens without prompts, in every process.
         score: the pair's score, or None.
         teacher: a teacher's scores of the text with its partner and with its hard negative, or None.
         guide: (texts, width), another model's vectors of the texts, or None.
     """
 
     texts: tuple[list[int], ...]
+    text_ids: tuple[int, ...]
     score: float | None
     teacher: list[float] | None = None
     guide: torch.Tensor | None = None
@@ -124,22 +126,35 @@ def _check_columns(columns: Sequence[str], allowed: tuple[int, ...]) -> None:
         )
 
 
-def encode_pairs(data: TextPairs, tokenizer: TokenizerLike, max_length: int) -> list[PairExample]:
+def encode_pairs(
+    data: TextPairs,
+    tokenizer: TokenizerLike,
+    max_length: int,
+    prompts: tuple[str, str] = ("", ""),
+) -> list[PairExample]:
     """Token ids of each text, truncated to ``max_length`` tokens, special tokens included.
 
-    Raises: ValueError for a text without tokens, if the data have ``scores`` or ``where``; with file and line if they
-        have ``where``.
+    Args:
+        prompts: what is put before the first text of each pair, and before its other texts.
+    Raises: ValueError for a text without tokens of its own, if the data have ``scores`` or ``where``; with file and
+        line if they have ``where``.
     """
     texts = list(chain.from_iterable(data.texts))
-    encoded = [example.input_ids for example in encode_texts(texts, tokenizer, max_length)]
+    encode = lambda each: [e.input_ids for e in encode_texts(each, tokenizer, max_length)]
+    encoded = encode(texts)
     if data.scores or data.where:
         # One entry a text; empty if the pairs' lines are not known.
         where = [line for line, row in zip(data.where, data.texts, strict=False) for _ in row]
         check_tokens(encoded, tokenizer.num_special_tokens_to_add(False), texts, where)
+    text_ids = map(_text_id, encoded)  # of the texts alone
+    if any(prompts):
+        first, rest = prompts
+        rows = ((first + text, *(rest + each for each in others)) for text, *others in data.texts)
+        encoded = encode([*chain.from_iterable(rows)])
     ids = iter(encoded)
     scores: Sequence[float | None] = data.scores or [None] * len(data)
     return [
-        PairExample(tuple(next(ids) for _ in row), score)
+        PairExample(tuple(islice(ids, len(row))), tuple(islice(text_ids, len(row))), score)
         for row, score in zip(data.texts, scores, strict=True)
     ]
 
@@ -152,8 +167,7 @@ def collate_pairs(
     Args:
         tokens_at_once: largest number of tokens in a group of texts; None: no groups.
     Returns: {"batch": PackedBatch of the examples' texts, one after another,
-        "text_ids": int64 (examples, texts of an example), numbers that are equal for texts with the same tokens, in
-            every batch and process,
+        "text_ids": int64 (examples, texts of an example), see :class:`PairExample`,
         "labels": float32 (examples,) scores, or (examples, 2) a teacher's scores; without either int64 (examples,), the
             index of each text's partner,
         "groups": the groups, with ``tokens_at_once``,
@@ -164,7 +178,7 @@ def collate_pairs(
     labels = torch.tensor(scores, dtype=torch.float32) if scores else torch.arange(len(examples))
     arguments: ModelArguments = {
         "batch": pack_sequences(flat),
-        "text_ids": torch.tensor([*map(_text_id, flat)]).view(len(examples), -1),
+        "text_ids": torch.tensor([example.text_ids for example in examples]),
         "labels": labels,
     }
     if tokens_at_once is not None:

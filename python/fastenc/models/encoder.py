@@ -18,6 +18,7 @@ from fastenc.models.architectures.base import Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.encode import encode as encode_texts
 from fastenc.models.embedding.sentence_files import SentenceSettings, read_settings, write_settings
+from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.embedding.word_vectors import embed_words as embed_sentences
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adaptation import LayerAdaptation, used_name
@@ -331,6 +332,8 @@ class Encoder(LayerStack, PretrainedModel):
     Attributes:
         sentence: how a text's vector is computed, if the checkpoint has sentence-transformers' files; saved with the
             model.
+        sparse: whether the checkpoint is that of a sparse encoder, whose vectors :class:`fastenc.SparseEncoder`
+            computes. :meth:`encode` then needs a pooling.
         gradient_checkpointing: set it to True to keep only the input of each layer in training; the backward computes
             the rest again.
         adapted: the state of :mod:`fastenc.adapt`.
@@ -350,6 +353,7 @@ class Encoder(LayerStack, PretrainedModel):
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
         self.adapted = AdaptationState()
         self.sentence: SentenceSettings | None = None
+        self.sparse = False
         self.init_modules(self)
 
     def forward(
@@ -481,7 +485,8 @@ class Encoder(LayerStack, PretrainedModel):
         if not self.adapted.tasks:
             read_tasks(folder, self)
         try:
-            self.sentence = read_settings(folder, self.config)
+            self.sparse = is_splade(folder)
+            self.sentence = None if self.sparse else read_settings(folder, self.config)
         except (
             ValueError
         ) as error:  # not an error, because training the encoder does not need these files

@@ -113,6 +113,7 @@ class _LinearSegmentLogSum(torch.autograd.Function):
             logarithms = _logits(hidden, weight, bias, block).relu_().log1p_()
             logarithms = logarithms.log1p_() if twice else logarithms
             values[:, block] = segment_pool(logarithms, cu_seqlens, "mean") * lengths
+            del logarithms  # before the next block is computed
         return values
 
     @staticmethod
@@ -139,6 +140,7 @@ class _LinearSegmentLogSum(torch.autograd.Function):
                 dweight[block] = gemm(narrow.t(), hidden)
             if needs_bias:
                 dbias[block] = dlogits.sum(0).to(bias.dtype)
+            del dlogits, narrow  # before the next block is computed
         dhidden = None if dhidden is None else dhidden.to(hidden.dtype)
         return dhidden, dweight, dbias, None, None, None, None
 

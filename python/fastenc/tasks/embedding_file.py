@@ -1,28 +1,29 @@
 """Embeds the texts of a file part by part, so that memory does not grow with the file and a run can be resumed."""
 
-import io
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.progress import Counter
 from fastenc.data.readers import Row, in_parts, input_rows
 from fastenc.models import Encoder
 from fastenc.models.embedding.encode import encode_parts
 from fastenc.models.embedding.text_batches import BATCHES_AT_ONCE
+from fastenc.tasks.embedding_format import (
+    VectorFormat,
+    blocks_of,
+    ranges_of,
+    read_ranges,
+    write_array,
+)
 from fastenc.tasks.embedding_table import ParquetTable
 from fastenc.tasks.parts_file import PartsFile, file_stamp
 
-OUTPUTS = (".safetensors", ".npy", ".parquet")
-STORED = {"float32": torch.float32, "float16": torch.float16}
 ID = "id"  # column of a table that names its rows
 
 
@@ -32,13 +33,15 @@ class Embedded:
 
     Fields:
         number: number of vectors.
-        width: numbers in a vector.
+        width: numbers in a vector of the file.
         ids: the file of ids, or None.
+        ranges: the file of the dimensions' ranges, or None.
     """
 
     number: int
     width: int
     ids: Path | None = None
+    ranges: Path | None = None
 
 
 def embed_file(
@@ -48,6 +51,8 @@ def embed_file(
     text: str = "sentence",
     *,
     store_as: str = "float32",
+    precision: str = "float32",
+    calibration: str | Path | None = None,
     batch_size: int = 32,
     resume: bool = False,
     model_name: str = "",
@@ -55,7 +60,7 @@ def embed_file(
     show_progress: bool | None = None,
     **options: Any,
 ) -> Embedded:
-    """Write a vector for every text of a file: (texts, hidden_size), in the order of the texts.
+    """Write a vector for every text of a file: (texts, width), in the order of the texts.
 
     The whole file is read once before the first vector is computed, so that a malformed line is reported early. Then,
     while the model computes one part of the texts, another thread tokenises the next part.
@@ -65,32 +70,31 @@ def embed_file(
             the input and the column "embedding". If a table has a column "id", NAME.ids.txt beside a .npy or
             .safetensors file has the id of each vector, one on each line.
         text: column of the text in a table.
-        store_as: number type of the vectors in the file, "float32" or "float16".
+        store_as: number type of the vectors of precision "float32" in the file, "float32" or "float16".
+        precision: "float32", "int8", "uint8", "binary" or "ubinary", see :func:`fastenc.models.quantize_vectors`.
+        calibration: for "int8" and "uint8", a .npy file of vectors, (rows, dimensions), that give each dimension its
+            range, such as NAME.ranges.npy. None: all vectors of this file give them. They are then kept in float32
+            until the end, and NAME.ranges.npy beside the output gets the lowest and the highest value of each
+            dimension, float32 (2, dimensions): the calibration of the queries' vectors.
         batch_size: number of texts in a batch.
         resume: continue an unfinished run after its last kept part; if there is none, start.
         model_name: folder or name on the hub of the model; a resumed run must have the same.
         quoting: of a .tsv file, see :func:`fastenc.data.readers.numbered_rows`.
         show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
         options: those of :meth:`Encoder.encode` that say what a vector is.
-    Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`, and for a vector that float16 cannot
-        hold. OSError with what is kept if the disk is full.
+    Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`, for a calibration that is no file of
+        such vectors, for a single text that would give the ranges, and for a vector that float16 cannot hold. OSError
+        with what is kept if the disk is full.
     """
     output = Path(output)
-    if output.suffix not in OUTPUTS:
-        raise ValueError(f"output must end in {' or '.join(OUTPUTS)}, got {output}: rename it")
-    if store_as not in STORED:
-        raise ValueError(
-            f"store_as must be {' or '.join(STORED)}, got {store_as!r}: give one of them"
-        )
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
-    if (precision := options.pop("precision", "float32")) != "float32":
-        raise ValueError(
-            f"precision must be float32 in a file, whose parts have other ranges, got {precision!r}: give the stored "
-            "vectors to quantize_vectors"
-        )
-    width = options.get("truncate_dim") or encoder.config.hidden_size
-    table = ParquetTable(width, store_as) if output.suffix == ".parquet" else None
+    dimensions = options.get("truncate_dim") or encoder.config.hidden_size
+    ranges = None if calibration is None else read_ranges(Path(calibration), dimensions)
+    stored = VectorFormat(output.suffix, dimensions, store_as, precision, ranges)
+    # Numbers that depend on all vectors are made at the end of the vectors themselves.
+    kept = replace(stored, precision="float32") if stored.lacks_ranges else stored
+    table = ParquetTable(stored.width, stored.dtype) if output.suffix == ".parquet" else None
     settings = {
         "model": [
             model_name,
@@ -98,11 +102,20 @@ def embed_file(
             *(["int8"] if encoder.in_8_bits else []),
         ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
-        "options": [text, quoting, store_as, batch_size, options],
+        "options": [text, quoting, store_as, precision, batch_size, options],
+        "calibration": calibration
+        and [str(calibration), file_stamp(Path(calibration), output.name)],
     }
     read = lambda: input_rows(inputs, text, quoting)
+    of_ranges = output.with_suffix(".ranges.npy") if stored.lacks_ranges else None
     with PartsFile(output, "texts", settings, resume) as file:
         number, has_ids = _check(read(), table)
+        if stored.lacks_ranges and number < 2:
+            raise ValueError(
+                f"{precision} measures the range of each dimension over the texts of the file, got {number}: give "
+                "calibration= a file of vectors, or more texts"
+            )
+        head = b"" if stored.lacks_ranges else stored.header(number)
         parts = in_parts(islice(read(), file.done, None), BATCHES_AT_ONCE * batch_size)
         texts = ([row[text] for _, row in rows] for rows in parts)
         with (
@@ -110,17 +123,32 @@ def embed_file(
             encoder.frozen.during_call(encoder, calls=number),
         ):
             for vectors in encode_parts(encoder, texts, batch_size=batch_size, **options):
-                head = b"" if file.done else _header(output.suffix, number, width, store_as)
-                file.append([head, _bytes(vectors, STORED[store_as], file.done)], len(vectors))
+                numbers = kept.numbers(vectors, file.done)
+                file.append([b"" if file.done else head, numbers.data.cast("B")], len(vectors))
                 counter.add(len(vectors))
-        if table is not None:
-            file.convert(lambda part, path: table.write(path, (row for _, row in read()), part))
-            return Embedded(number, width)
-        if not has_ids:
-            return Embedded(number, width)
+
+        def convert(part: Path, path: Path) -> None:
+            blocks = blocks_of(part, kept.dtype, kept.width)
+            if of_ranges is not None:
+                low, high = ranges_of(blocks)
+                both = torch.stack((low, high))
+                write_atomically(of_ranges, lambda path: write_array(path, both))
+                final = replace(stored, ranges=(low, high))
+                again = blocks_of(part, kept.dtype, kept.width)
+                blocks = (final.numbers(torch.from_numpy(block)) for block in again)
+            if table is not None:
+                return table.write(path, (row for _, row in read()), blocks)
+            with open(path, "wb") as whole:
+                whole.write(stored.header(number))
+                whole.writelines(block.data for block in blocks)
+
+        if table is not None or of_ranges is not None:
+            file.convert(convert)
+        if table is not None or not has_ids:
+            return Embedded(number, stored.width, ranges=of_ranges)
         ids = output.with_suffix(".ids.txt")
         write_atomically(ids, lambda path: _write_ids(path, read()))
-        return Embedded(number, width, ids)
+        return Embedded(number, stored.width, ids, of_ranges)
 
 
 def _check(rows: Iterator[tuple[str, Row]], table: ParquetTable | None) -> tuple[int, bool]:
@@ -153,39 +181,3 @@ def _id_of(where: str, row: Row) -> str:
 def _write_ids(path: Path, rows: Iterator[tuple[str, Row]]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{_id_of(where, row)}\n" for where, row in rows)
-
-
-def _bytes(vectors: Tensor, dtype: torch.dtype, first: int) -> memoryview:
-    """The bytes of vectors in a file, without a copy of them. ``first``: number of the first one, for the error."""
-    exact = vectors.float().cpu()
-    stored = exact.to(dtype)
-    lost = stored.isinf().any(1) & exact.isfinite().all(1)
-    if lost.any():
-        raise ValueError(
-            f"store_as must be float32 for these vectors, got float16: text {first + int(lost.nonzero()[0]) + 1:,} has "
-            f"a number beyond {torch.finfo(dtype).max:,.0f}: give float32, or normalise the vectors"
-        )
-    return stored.numpy().data.cast("B")
-
-
-def _header(suffix: str, rows: int, width: int, store_as: str) -> bytes:
-    """The bytes before the first vector in a file with this suffix."""
-    size = STORED[store_as].itemsize
-    if suffix == ".parquet":  # the parts are numbers alone, of which the table is made at the end
-        return b""
-    if suffix == ".npy":
-        numpy = require("numpy", extra="train")
-        head = io.BytesIO()
-        description = {"descr": f"<f{size}", "fortran_order": False, "shape": (rows, width)}
-        numpy.lib.format.write_array_header_1_0(head, description)
-        return head.getvalue()
-    # Eight bytes hold the length of the JSON after them. Spaces pad the JSON so that the vectors begin at a multiple of
-    # eight bytes.
-    entry = {
-        "dtype": f"F{8 * size}",
-        "shape": [rows, width],
-        "data_offsets": [0, size * rows * width],
-    }
-    text = json.dumps({"embeddings": entry}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

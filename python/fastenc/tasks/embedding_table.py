@@ -6,9 +6,9 @@ from typing import Any
 
 from fastenc._base.extras import require
 from fastenc.data.readers import Row, in_parts
+from fastenc.tasks.embedding_format import ROWS_AT_ONCE
 
 VECTOR = "embedding"  # name of the vectors' column
-ROWS_AT_ONCE = 10_000  # rows in a row group
 
 
 class ParquetTable:
@@ -25,7 +25,6 @@ class ParquetTable:
     def __init__(self, width: int, dtype: str):
         self._arrow = require("pyarrow", extra="parquet")
         self._parquet = require("pyarrow.parquet", extra="parquet")
-        self._numpy = require("numpy", extra="parquet")
         self.width, self.dtype = width, dtype
         self._schema = self._arrow.schema([])
 
@@ -52,25 +51,22 @@ class ParquetTable:
                     "them, leave the column out, or write .npy"
                 ) from error
 
-    def write(self, path: Path, rows: Iterable[Row], vectors: Path) -> None:
+    def write(self, path: Path, rows: Iterable[Row], vectors: Iterable[Any]) -> None:
         """Write the table.
 
         Args:
             rows: all rows that :meth:`look_at` saw, in the same order.
-            vectors: file of nothing but their vectors.
+            vectors: arrays of their vectors, of :data:`ROWS_AT_ONCE` rows each.
         """
-        arrow, start = self._arrow, 0
-        # Of a file without vectors there are no rows either, and an empty file cannot be mapped.
-        stored = self._numpy.memmap(vectors, self.dtype, "r").reshape(-1, self.width)
-        number = arrow.from_numpy_dtype(stored.dtype)
+        arrow = self._arrow
+        number = arrow.from_numpy_dtype(self.dtype)
         schema = self._schema.append(arrow.field(VECTOR, arrow.list_(number, self.width)))
         with self._parquet.ParquetWriter(path, schema) as writer:
-            for part in in_parts(rows, ROWS_AT_ONCE):
+            for part, block in zip(in_parts(rows, ROWS_AT_ONCE), vectors, strict=True):
                 columns: list[Any] = [
                     arrow.array([row.get(field.name) for row in part], field.type)
                     for field in self._schema
                 ]
-                flat = arrow.array(stored[start : start + len(part)].reshape(-1))
+                flat = arrow.array(block.reshape(-1))
                 columns.append(arrow.FixedSizeListArray.from_arrays(flat, self.width))
                 writer.write_table(arrow.table(columns, schema=schema))
-                start += len(part)

@@ -19,17 +19,15 @@ from fastenc.data.ranking import (
     iterate_candidates,
     read_ranking,
 )
-from fastenc.data.readers import in_parts
+from fastenc.data.readers import in_parts, numbered_rows
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import CrossEncoder
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, BINARY, LOSSES
-from fastenc.models.heads.relevance_losses import LIST_LOSSES
+from fastenc.models.heads.relevance_losses import LIST_LOSSES, MARGIN
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, Task, check_tokens_at_once
 from fastenc.tasks.ranking_metrics import METRICS, check_relevance, ranking_metrics
 from fastenc.tasks.summary import number_range
-
-MARGIN = "margin-mse"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,12 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
     def read(
         self, path: str | Path, train: RankingData | CrossEncoder | None = None
     ) -> RankingData:
-        data = read_ranking(path, self.query, self.document, self.label, self.teacher, self.quoting)
+        teacher = self.teacher
+        if teacher is not None and isinstance(train, CrossEncoder):
+            # A distilled model may be measured on labels alone, which the order of the documents is compared with.
+            _, first = next(numbered_rows(path, [self.query], self.quoting))
+            teacher = teacher if teacher in first else None
+        data = read_ranking(path, self.query, self.document, self.label, teacher, self.quoting)
         if train is not None:
             check_relevance(path, data.labels)
         labels = [*chain.from_iterable(data.labels)]
@@ -166,6 +169,14 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         flat = torch.cat([each.flatten() for each in logits]) if logits else torch.empty(0)
         scores = ACTIVATIONS[model.activation](flat)
         return [part.tolist() for part in scores.split([len(each) for each in data.documents])]
+
+    def evaluate(
+        self, model: CrossEncoder, data: RankingData, *given: Any, **options: Any
+    ) -> dict[str, float]:
+        metrics = super().evaluate(model, data, *given, **options)
+        if self.teacher is not None and not data.teacher:
+            del metrics["loss"]  # there are no scores to compare with
+        return metrics
 
     def score(
         self, model: CrossEncoder, data: RankingData, predictions: list[list[float]]

@@ -1,8 +1,8 @@
 """The task of sentence embedding: vectors of texts, learnt from pairs of similar texts or from similarity scores."""
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -189,17 +189,17 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         highest, text = self.highest_similarity, self.text
         if highest is None and isinstance(train, TextPairs) and train.scores:
             highest = train.highest
-        _, first = next(numbered_rows(path, text[:2], self.quoting))
         if train is None:
-            self._warn_of_unread(path, first)
-        elif self.teacher is None and len(text) == 3 and text[2] not in first:
-            text = text[:2]  # metrics need no hard negatives
+            self._warn_of_unread(path)
+        elif self.teacher is None:
+            text = self.columns_of_metrics(path)
         if train is not None and self.similarity is None:
             require_trec_eval()  # before the training
         return read_pairs(path, text, self.similarity, highest, self.quoting)
 
-    def _warn_of_unread(self, path: str | Path, columns: Iterable[str]) -> None:
+    def _warn_of_unread(self, path: str | Path) -> None:
         """Of a file's other columns, where the pairs alone are learnt."""
+        _, columns = next(numbered_rows(path, self.text[:2], self.quoting))
         if self.similarity is not None or self.teacher is not None or len(self.text) == 3:
             return
         for name in columns:
@@ -236,14 +236,9 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         return ("spearman", "pearson", "loss") if train.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
-        query, document = (
-            model.settings.prompt_of(prompt, None)
-            for prompt in (self.query_prompt, self.document_prompt)
-        )
-        texts = [
-            (query + text, *(document + each for each in others)) for text, *others in data.texts
-        ]
-        examples = encode_pairs(replace(data, texts=texts), model.own_tokenizer(), self.room(model))
+        prompt_of = model.settings.prompt_of
+        prompts = prompt_of(self.query_prompt, None), prompt_of(self.document_prompt, None)
+        examples = encode_pairs(data, model.own_tokenizer(), self.room(model), prompts)
         if self.teacher is not None:
             scores = teacher_scores(self.teacher, data.texts)
             return [e._replace(teacher=row) for e, row in zip(examples, scores, strict=True)]

@@ -28,7 +28,8 @@ from fastenc.tasks.text_pairs import TextPairTask
 class SparseEmbedding(TextPairTask[SparseEncoder]):
     """Weights of tokens whose dot product says how well a text answers a query.
 
-    The loss selects each query's partner among the partners and hard negatives of its micro-batch, by the dot products.
+    The loss selects each query's partner among the partners and hard negatives of its micro-batch, by the dot products,
+    with ``gather`` also among those of the other processes.
     The FLOPS regularisers make most weights 0; their factors grow with the square of the steps during the warm-up.
 
     Predictions are the weights of the pairs' texts, sparse: (pairs, texts of a pair, vocabulary). Files of predictions
@@ -61,6 +62,10 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
     flops_warmup: int = option(
         0, "Number of training batches in which the regularisers' weights grow from 0."
     )
+    gather: bool = option(
+        False,
+        "Texts of the other processes' micro-batches are negatives too, and count in the FLOPS regularisers.",
+    )
     tokens_at_once: int | None = option(None, TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
@@ -70,12 +75,14 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
             raise ValueError(f"flops_warmup must be at least 0, got {self.flops_warmup}")
 
     def read(self, path: str | Path, train: TextPairs | SparseEncoder | None = None) -> TextPairs:
+        text = self.text
         if train is not None:  # the data are for metrics, which are missed before the training
             require_trec_eval()
-        return read_pairs(path, self.text, quoting=self.quoting)
+            text = self.columns_of_metrics(path)
+        return read_pairs(path, text, quoting=self.quoting)
 
     def model_options(self, train: TextPairs) -> JsonObject:
-        names = ("pooling", "max_length", "scale", "query_flops", "document_flops")
+        names = ("pooling", "max_length", "scale", "query_flops", "document_flops", "gather")
         return {name: getattr(self, name) for name in names}
 
     def metrics(self, train: TextPairs) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fastenc.data.pairs import PairExample, TextPairs, iterate_pairs
-from fastenc.data.readers import in_parts
+from fastenc.data.readers import in_parts, numbered_rows
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.tasks.base import Model, Task
 
@@ -24,6 +24,11 @@ class TextPairTask(Task[Model, TextPairs, PairExample, Tensor]):
     @abstractmethod
     def similarities(self, predictions: Tensor) -> list[float]:
         """How similar each pair's predictions are."""
+
+    def columns_of_metrics(self, path: str | Path) -> tuple[str, ...]:
+        """The columns of texts that metrics read: that of hard negatives only if the file has it."""
+        _, first = next(numbered_rows(path, self.text[:2], self.quoting))
+        return tuple(name for name in self.text if name in first)
 
     def data_of(self, inputs: Sequence[Any]) -> TextPairs:
         """The data of pairs of texts."""

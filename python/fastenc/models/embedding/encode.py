@@ -66,10 +66,10 @@ def encode(
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
         hidden_size, ``truncate_dim`` or that of the precision.
-    Raises: ValueError for an item that is not a text, an encoder without tokenizer, an unknown pooling, prompt name,
-        task or precision, a task in int8, batch_invariant for a layer, dtype or device that cannot have it, a
-        batch_size below 1, a truncate_dim outside 1 to hidden_size, and a prompt if the checkpoint pools without the
-        prompt's tokens.
+    Raises: ValueError for an item that is not a text, an encoder without tokenizer, the checkpoint of a sparse encoder
+        without a pooling, an unknown pooling, prompt name, task or precision, a task in int8, batch_invariant for a
+        layer, dtype or device that cannot have it, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a
+        prompt if the checkpoint pools without the prompt's tokens.
     """
     check_precision(precision)
     vectors = vectors_of(
@@ -170,6 +170,11 @@ def vectors_of(
         raise ValueError(
             "encode needs the checkpoint's tokenizer.json: load the model with from_pretrained from a folder "
             "that has one, or set model.tokenizer"
+        )
+    if encoder.sparse and pooling is None:
+        raise ValueError(
+            "encode gives vectors, and this checkpoint weights of tokens (SPLADE): use "
+            "SparseEncoder.from_pretrained(...).encode_sparse, or give pooling= for vectors of the encoder's states"
         )
     settings = encoder.sentence or SentenceSettings()
     pooling = settings.pooling if pooling is None else pooling

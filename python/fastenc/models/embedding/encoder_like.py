@@ -24,6 +24,7 @@ class EncoderLike(WeightsOwner, Protocol):
     config: EncoderConfig
     tokenizer: TokenizerLike | None
     sentence: SentenceSettings | None
+    sparse: bool
     frozen: FrozenWeights
 
     @property

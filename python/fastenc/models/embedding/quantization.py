@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+RANGED = ("int8", "uint8")  # each dimension by its range
+PRECISIONS = ("float32", *RANGED, "binary", "ubinary")
 
 
 def quantize_vectors(
@@ -51,7 +52,7 @@ def check_precision(precision: str) -> None:
 
 def check_texts(precision: str, number: int) -> None:
     """Raises: ValueError for a precision that measures ranges, which one vector does not have."""
-    if precision in ("int8", "uint8") and number < 2:
+    if precision in RANGED and number < 2:
         raise ValueError(
             f"{precision} measures the range of each dimension over the texts of the call, got {number}: give more "
             "texts, take binary, or call quantize_vectors with the ranges of your corpus"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
-from fastenc.models.heads.relevance_losses import LIST_LOSSES
+from fastenc.models.heads.relevance_losses import LIST_LOSSES, MARGIN
 from fastenc.models.heads.sequence_classifier import SequenceClassifier
 from fastenc.models.labels import check_labels
 from fastenc.models.outputs import ModelOutput
@@ -82,7 +82,7 @@ class CrossEncoder(SequenceClassifier):
             labels: floating point: (batch,), from 0 to 1, for binary cross-entropy; else (queries, candidates), the
                 relevance, -inf where a query has fewer candidates.
             lists: int64 (queries, candidates), the pair of each candidate; any number where there is none.
-            teacher: (queries, candidates), the scores of the teacher, for "margin-mse".
+            teacher: (queries, candidates), the scores of the teacher, for "margin-mse", which is not computed without.
             groups: see :func:`fastenc.nn.token_groups.in_groups`.
         Returns: logits (batch, 1) and, with labels, the loss in float32.
         """
@@ -93,7 +93,9 @@ class CrossEncoder(SequenceClassifier):
         if lists is None:
             return ModelOutput(F.binary_cross_entropy_with_logits(scores, labels.float()), logits)
         loss = LIST_LOSSES[self.loss][0]
-        if teacher is not None:
+        if self.loss == MARGIN:
+            if teacher is None:
+                return ModelOutput(logits=logits)
             loss = partial(loss, teacher=teacher)
         return ModelOutput(loss(scores[lists], labels), logits)
 

@@ -13,6 +13,7 @@ from fastenc.models.heads.similarity_losses import (
     margin_distillation,
     ranking_loss,
 )
+from fastenc.nn.gather import rows_of_all
 
 SIMILARITY_LOSSES = ("cosent", "angle", "cosine")
 TEACHER_LOSSES = {"margin-mse": margin_distillation, "kl": kl_distillation}
@@ -27,7 +28,8 @@ class EmbeddingLoss:
         similarity_loss: for pairs with scores: "cosent" (:func:`cosent_loss` of cosine similarities), "angle" (the same
             of :func:`angle_similarity`) or "cosine" (mean squared error between cosine similarity and score).
         scale: factor of the similarities in the ranking loss, CoSENT and AnglE.
-        symmetric, gather: see :func:`ranking_loss`.
+        symmetric: see :func:`ranking_loss`.
+        gather: in the ranking loss, the texts of the other processes are candidates too.
         matryoshka: numbers of dimensions. The loss is the sum over them of the loss of the vectors' first dimensions,
             scaled to length 1. Empty: all dimensions, once.
         teacher_loss: for pairs with a teacher's scores: "margin-mse" or "kl".
@@ -79,6 +81,9 @@ class EmbeddingLoss:
             text_ids, guide: see :func:`ranking_loss`.
         Returns: float32 scalar: a mean over pairs, or the value for the batch of CoSENT and AnglE.
         """
+        if self.gather and not labels.is_floating_point():
+            vectors, text_ids = rows_of_all(vectors), rows_of_all(text_ids)
+            guide = None if guide is None else rows_of_all(guide)
         if not self.matryoshka:
             return self._of(vectors, labels, text_ids, guide)
         cut = [F.normalize(vectors[..., :dims], dim=-1) for dims in self.matryoshka]
@@ -94,7 +99,7 @@ class EmbeddingLoss:
                 scale=self.scale,
                 symmetric=self.symmetric,
                 guide=guide,
-                gather=self.gather,
+                own=len(labels),
             )
         if labels.dim() == 2:
             return TEACHER_LOSSES[self.teacher_loss](vectors, labels)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MARGIN = "margin-mse"  # the loss that reads a teacher's scores
 NO_SCORE = -1e16  # the score of what fills up a row: finite, so that 0 times its logarithm is 0
 
 
@@ -85,5 +86,5 @@ LIST_LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], int]]] = 
     "cross-entropy": (softmax_cross_entropy, lambda labels: int((labels > 0).any(1).sum())),
     "listnet": (list_net, len),
     "lambda": (lambda_loss, lambda labels: int(ordered_pairs(labels).sum())),
-    "margin-mse": (margin_mse, lambda labels: int(ordered_pairs(labels).sum())),
+    MARGIN: (margin_mse, lambda labels: int(ordered_pairs(labels).sum())),
 }

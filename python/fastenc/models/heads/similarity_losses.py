@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.nn.gather import rows_of_others
 from fastenc.ops import dispatch, masked_cross_entropy
 
 
@@ -17,7 +16,7 @@ def ranking_loss(
     scale: float = 20.0,
     symmetric: bool = False,
     guide: Tensor | None = None,
-    gather: bool = False,
+    own: int | None = None,
     normalize: bool = True,
 ) -> Tensor:
     """Multiple-negatives ranking loss: a cross-entropy that selects each text's partner among the batch's candidates.
@@ -37,9 +36,10 @@ def ranking_loss(
         scale: factor of the similarities.
         symmetric: also select each partner's text among the texts; the loss is the mean of both directions.
         guide: (pairs, 2 or 3, width), the vectors of another model for the same texts.
-        gather: the other processes' texts are candidates too, each different text once.
+        own: the loss is that of the first pairs, so many. The texts of the others, which are other processes', are
+            candidates, each different text once. None: of all pairs.
         normalize: False: dot products in place of cosines.
-    Returns: float32 scalar, the mean over pairs.
+    Returns: float32 scalar, the mean over these pairs.
     Raises: ValueError for other shapes, and for ``guide`` with ``symmetric``.
     Source: Henderson et al. 2017, arXiv:1705.00652; hard negatives as in Gao et al. 2021, arXiv:2104.08821; both
         directions as in Radford et al. 2021, arXiv:2103.00020; guide: Solatorio 2024, arXiv:2402.16829.
@@ -51,15 +51,11 @@ def ranking_loss(
         )
     if guide is not None and symmetric:
         raise ValueError("ranking_loss takes guide or symmetric, got both: give one")
-    pairs = vectors.shape[0]
+    pairs = vectors.shape[0] if own is None else own
     row = torch.arange(pairs, device=vectors.device)
-    ids, guides = text_ids, guide
-    if gather:
-        vectors, ids = (torch.cat((each, rows_of_others(each))) for each in (vectors, text_ids))
-        guides = None if guide is None else torch.cat((guide, rows_of_others(guide)))
-    texts, partners = ids[:, 0], ids[:, 1]
-    own_texts, own_partners = text_ids[:, 0, None], text_ids[:, 1, None]
-    candidates = ids[:, 1:].T.flatten()
+    texts, partners = text_ids[:, 0], text_ids[:, 1]
+    own_texts, own_partners = texts[:pairs, None], partners[:pairs, None]
+    candidates = text_ids[:, 1:].T.flatten()
     itself = row[:, None] == torch.arange(len(candidates), device=row.device)
     left_out = (candidates == own_texts) | (candidates == own_partners)
     left_out |= F.pad(texts == own_texts, (0, len(candidates) - len(texts)))
@@ -68,21 +64,21 @@ def ranking_loss(
         unit = F.normalize(vectors.float(), dim=2) if normalize else vectors.float()
         of_candidates = unit[:, 1:].transpose(0, 1).flatten(0, 1)
         scores = scale * unit[:pairs, 0] @ of_candidates.T
-        left_out |= _repeated(candidates, pairs, len(ids))
-        if guides is not None:
-            near = _nearer(guides, pairs)
+        left_out |= _repeated(candidates, pairs, len(texts))
+        if guide is not None:
+            near = _nearer(guide, pairs)
             left_out |= near[:, : len(candidates)]
             among = torch.cat([unit[:pairs, n] @ unit[:, n].T for n in (0, 1)], dim=1)
             others = near[:, len(candidates) :] | torch.cat(
                 [
-                    (each[:pairs, None] == each[:, None].T) | _repeated(each, pairs, len(ids))
+                    (each[:pairs, None] == each[:, None].T) | _repeated(each, pairs, len(texts))
                     for each in (texts, partners)
                 ],
                 dim=1,
             )
             among = (scale * among).masked_fill(others, float("-inf"))
     scores = scores.masked_fill(left_out & ~itself, float("-inf"))
-    if guides is not None:
+    if guide is not None:
         scores = torch.cat((scores, among), dim=1)
     loss = masked_cross_entropy(scores, row)
     if not symmetric:
@@ -90,8 +86,8 @@ def ranking_loss(
     with _without_autocast(vectors.device.type):
         back = scale * unit[:pairs, 1] @ unit[:, 0].T
     left_out = (texts == own_partners) | (partners == own_partners) | (texts == own_texts)
-    left_out |= _repeated(texts, pairs, len(ids))
-    back = back.masked_fill(left_out & ~itself[:, : len(ids)], float("-inf"))
+    left_out |= _repeated(texts, pairs, len(texts))
+    back = back.masked_fill(left_out & ~itself[:, : len(texts)], float("-inf"))
     return (loss + masked_cross_entropy(back, row)) / 2
 
 

@@ -22,6 +22,7 @@ from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.similarity_losses import flops_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
 from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.gather import rows_of_all
 from fastenc.nn.token_groups import in_groups
 from fastenc.ops import linear_segment_log_sum, linear_segment_max
 from fastenc.packing import PackedBatch
@@ -41,6 +42,8 @@ class SparseEncoder(MaskedLM):
         scale: factor of the dot products in the ranking loss.
         query_flops, document_flops: weights of the FLOPS regularisers of a pair's texts and of their partners with the
             hard negatives (:func:`fastenc.models.heads.similarity_losses.flops_loss`).
+        gather: in training, the texts of the other processes are candidates in the ranking loss, and count in the means
+            of the FLOPS regularisers.
     Raises: ValueError naming the argument, the rule and the value.
     Source: Formal et al. 2021, arXiv:2107.05720 (sum) and arXiv:2109.10086 (max).
     """
@@ -55,6 +58,7 @@ class SparseEncoder(MaskedLM):
         scale: float = 1.0,
         query_flops: float = 0.0,
         document_flops: float = 0.0,
+        gather: bool = False,
     ):
         super().__init__(config)
         if not scale > 0:
@@ -66,6 +70,7 @@ class SparseEncoder(MaskedLM):
         self._given: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         self.settings = replace(SpladeSettings(), **self._given)
         self.scale, self.query_flops, self.document_flops = scale, query_flops, document_flops
+        self.gather = gather
 
     @property
     def max_tokens(self) -> int:
@@ -113,15 +118,18 @@ class SparseEncoder(MaskedLM):
         weights = weights.unflatten(0, tuple(text_ids.shape))
         if labels is None:
             return ModelOutput(logits=weights)
-        loss = ranking_loss(weights, text_ids, scale=self.scale, normalize=False)
+        of_all = weights
+        if self.gather and self.training:  # a single process evaluates, while the others wait
+            of_all, text_ids = rows_of_all(weights), rows_of_all(text_ids)
+        loss = ranking_loss(of_all, text_ids, scale=self.scale, own=len(weights), normalize=False)
         share = 1.0 if flops_share is None else flops_share
         for factor, part in (
-            (self.query_flops, weights[:, 0]),
-            (self.document_flops, weights[:, 1:].flatten(0, 1)),
+            (self.query_flops, of_all[:, 0]),
+            (self.document_flops, of_all[:, 1:].flatten(0, 1)),
         ):
             if factor:
                 loss = loss + share * factor * flops_loss(part)
-        return ModelOutput(loss, weights)
+        return ModelOutput(loss, weights.clone())  # FSDP warns of views
 
     @torch.inference_mode()
     def encode_sparse(
