@@ -41,7 +41,7 @@ class Example:
             self.padded["global_attention_mask"] = (chosen & self.mask).long()
         self.packed = pack(**self.padded)
         rows, length = self.mask.shape
-        self.weight = torch.randn(32, generator=draw)
+        self.weight = torch.randn(rows, length, 32, generator=draw)[self.mask]
         self.sequences = torch.randint(2, (rows,), generator=draw)
         self.answers = torch.randint(length, (rows, 2), generator=draw)
         chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask
