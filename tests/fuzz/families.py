@@ -8,8 +8,13 @@ from typing import Any
 import torch
 
 from tests.helpers.checkpoints import save
-from tests.helpers.families import ANSWERERS, BY_NAME, FAMILIES, model
-from tests.helpers.family_examples import MODEL_CLASSES, Example, assert_same_results
+from tests.helpers.families import BY_NAME, FAMILIES, model
+from tests.helpers.family_examples import (
+    MODEL_CLASSES,
+    WITH_QUESTIONS,
+    Example,
+    assert_same_results,
+)
 
 Values = tuple[Any, ...]
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
@@ -106,7 +111,7 @@ def tasks_of(family: str) -> tuple[str, ...]:
         return ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
     assert family in FAMILIES
     return tuple(
-        task for task in MODEL_CLASSES if task != "ForQuestionAnswering" or family in ANSWERERS
+        task for task in MODEL_CLASSES if task != "ForQuestionAnswering" or family in WITH_QUESTIONS
     )
 
 
@@ -125,7 +130,9 @@ def _check(family: str, rng: Random) -> None:
         name: rng.choice(values) for name, values in SWITCHES[family].items() if rng.random() < 0.6
     }
     if not changes.get("legacy", True):
-        changes.pop("embedding_size", None)  # transformers' head multiplies vectors of the layers' width
+        changes.pop(
+            "embedding_size", None
+        )  # transformers' head multiplies vectors of the layers' width
     theirs = model(family, task, **changes)
     seed = rng.getrandbits(30)
     example = Example(family, task, seed, global_tokens=family == "longformer" and task == "Model")

@@ -27,7 +27,6 @@ from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import (
-    ANSWERERS,
     BY_NAME,
     ENCODERS,
     FAMILIES,
@@ -37,7 +36,13 @@ from tests.helpers.families import (
     padded_batch,
     skip_without_autocast,
 )
-from tests.helpers.family_examples import MODEL_CLASSES, Example, assert_same_results, in_dtype
+from tests.helpers.family_examples import (
+    MODEL_CLASSES,
+    WITH_QUESTIONS,
+    Example,
+    assert_same_results,
+    in_dtype,
+)
 
 EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_MODEL = pytest.mark.parametrize(
@@ -45,7 +50,7 @@ EVERY_MODEL = pytest.mark.parametrize(
     [
         *((family, "Model") for family in ENCODERS),
         *((family, task) for family in FAMILIES for task in [*MODEL_CLASSES][1:4]),
-        *((family, "ForQuestionAnswering") for family in ANSWERERS),
+        *((family, "ForQuestionAnswering") for family in WITH_QUESTIONS),
         *((family, task) for family in ENCODERS for task in BY_NAME[family].heads),
     ],
 )
