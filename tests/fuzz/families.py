@@ -135,7 +135,9 @@ def _check(family: str, rng: Random) -> None:
         )  # transformers' head multiplies vectors of the layers' width
     theirs = model(family, task, **changes)
     seed = rng.getrandbits(30)
-    example = Example(family, task, seed, global_tokens=family == "longformer" and task == "Model")
+    example = Example(
+        family, task, seed, global_tokens=family == "longformer" and rng.random() < 0.5
+    )
     try:
         if family == "big_bird-sparse":  # a packed text has its own blocks, not the padded batch's
             assert_same_results(theirs, example)
