@@ -156,6 +156,11 @@ REASONS = {
         "Labels at padding tokens, which are not computed.",
         "-100 at padding tokens, as transformers' collators give.",
     ),
+    "the head reads padding (summary_type is …)": (
+        "Multiple choice of RoFormer, or of ELECTRA with another `summary_type` than `first`, with padding: the head "
+        "takes the last token of the padded row, or the mean of all.",
+        'Give choices of one length, or `config.summary_type = "first"` before the model is made and trained.',
+    ),
     "the question-answering loss is a softmax over the padded length": (
         "`start_positions` with padding.",
         "None in training; inference without them is fused.",

@@ -41,6 +41,7 @@ def test_every_objective_trains_and_goes_on(objective, text, tmp_path):
         ("span", "bert", r"boundary\.bias and 9 more weights of the objective span"),
         ("mlm+nsp", "bert", r"encoder\.pooler\.bias and 3 more weights of the objective mlm\+nsp"),
         ("electra", "deberta-v2", r"discriminator\.dense\.bias and 41 more weights"),
+        ("electra", "deberta", r"discriminator\.dense\.bias and 47 more weights"),
     ],
 )
 def test_a_head_that_the_checkpoint_lacks_begins_at_random(

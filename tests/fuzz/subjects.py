@@ -30,11 +30,13 @@ def _broken(op: str, rng: Random) -> None:
 
 VALID: dict[str, Subject] = {f"valid/{op}": partial(_valid, op) for op in CASES}
 BROKEN: dict[str, Subject] = {f"broken/{op}": partial(_broken, op) for op in CASES}
+FAMILIES: dict[str, Subject] = {
+    f"families/{family}": partial(families.check, family) for family in families.SWITCHES
+}
 OTHERS: dict[str, Subject] = {
     "batches": batches.check,
     "checkpoints": checkpoints.check,
     "configs": configs.check,
-    "families": families.check,
     "encoder-decoders/configs": encoder_decoders.check_config_of_whole,
     "encoder-decoders/edits": encoder_decoders.check_edits,
     "layouts": layouts.check,
@@ -42,4 +44,4 @@ OTHERS: dict[str, Subject] = {
     "surgery": surgery.check,
     "weights": weights.check,
 }
-SUBJECTS = {**VALID, **BROKEN, **OTHERS}
+SUBJECTS = {**VALID, **BROKEN, **FAMILIES, **OTHERS}

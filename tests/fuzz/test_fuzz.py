@@ -16,7 +16,8 @@ from tests.helpers.processes import python
     "subjects, trials, seed",
     [
         (("valid", "broken"), 6, 11),
-        (("batches", "checkpoints", "configs", "families"), 6, 5),
+        (("batches", "checkpoints", "configs"), 6, 5),
+        (("families",), 2, 5),
         (("encoder-decoders",), 2, 6),
         (("layouts", "rope", "surgery", "weights"), 5, 3),
     ],

@@ -45,6 +45,7 @@ class Family:
     sizes: values of its configuration.
     config_class: if it is another family's.
     bare_class: the class of the encoder alone.
+    named_otherwise: how a class's name would end → the name, where it is another.
     linears: names of the layers to which LoRA is added.
     token_types: whether its batches have token types.
     no_heads: why it has no heads, or only ``heads``; "" if it has all of them.
@@ -61,6 +62,7 @@ class Family:
     sizes: dict = field(default_factory=lambda: SIZES)
     config_class: str = ""
     bare_class: str = "Model"
+    named_otherwise: dict = field(default_factory=dict)
     linears: dict = field(default_factory=lambda: BERT_LINEARS)
     token_types: bool = False
     no_heads: str = ""
@@ -131,7 +133,7 @@ EUROBERT_ENTRY: dict = dict(
     no_head_in_peft="it looks for 'classifier', not for 'dense'",
 )
 BY_NAME = {
-    "bert": Family("Bert", token_types=True),
+    "bert": Family("Bert", token_types=True, named_otherwise={"ForCausalLM": "BertLMHeadModel"}),
     "roberta": Family("Roberta", ROBERTA_SIZES),
     "xlm-roberta": Family("XLMRoberta", ROBERTA_SIZES),
     "xlm-roberta-xl": Family("XLMRobertaXL", ROBERTA_SIZES),
@@ -253,6 +255,7 @@ BY_NAME = {
         | dict(use_cache=False)
         | dict(query_pre_attn_scalar=24, sliding_window=8, use_bidirectional_attention=True)
         | dict(layer_types=["sliding_attention", "full_attention"]),
+        named_otherwise={"ForCausalLM": "Gemma3ForCausalLM"},
         linears=ROTARY_LINEARS,
         no_heads="transformers has one for sequences alone",
         heads=("ForSequenceClassification",),
@@ -287,6 +290,26 @@ FAMILIES = tuple(name for name in ENCODERS if not BY_NAME[name].no_heads)
 ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 
 
+# Other classes with a head, which patch takes: how their names end → families that have one. Longformer's class for
+# multiple choice wants three separators in each text: test_longformer.py.
+OTHER_HEADS = {
+    "ForMultipleChoice": (
+        *("bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "distilbert", "electra", "mpnet"),
+        *("deberta-v2", "big_bird", "megatron-bert", "ernie", "albert", "modernbert"),
+        *("roformer", *OTHER_NAMES),
+    ),
+    "ForPreTraining": (
+        *("bert", "electra", "big_bird", "megatron-bert", "ernie", "albert", "big_bird-sparse"),
+    ),
+    "ForNextSentencePrediction": ("bert", "megatron-bert", "ernie"),
+    "ForCausalLM": (
+        *("bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "electra", "big_bird"),
+        *("megatron-bert", "ernie", "roformer", "qwen3", "gemma3", *OTHER_NAMES),
+    ),
+    "ForTokenClassification": ("t5", "t5-gated", "umt5", "mt5"),
+}
+
+
 # Families of encoder-decoders, the class of the whole model, and the first token of its targets.
 WHOLE = "ForConditionalGeneration"
 START_TOKENS = {"t5": 0, "t5-gated": 0, "mt5": 0, "umt5": 0, "bart": 2, "mbart": None}
@@ -318,14 +341,23 @@ def dropouts(family: str) -> dict[str, float]:
     return {name: 0.0 for name, p in probabilities if "dropout" in name and is_number(p)}
 
 
+def class_name(family: str, task: str) -> str:
+    """The name of transformers' class."""
+    entry = BY_NAME[family]
+    ending = entry.bare_class if task == "Model" else task
+    return entry.named_otherwise.get(ending, entry.classes + ending)
+
+
+def modeling_module(settings):
+    """The module of a configuration's models: transformers does not export all of them (BART's encoder)."""
+    return importlib.import_module(type(settings).__module__.replace("configuration_", "modeling_"))
+
+
 def model(family: str, task: str = "Model", **changes):
     """A random model. Its weights are large enough for a mistake to show, and no bias is near 0."""
     torch.manual_seed(0)
-    entry, settings = BY_NAME[family], config(family, **changes)
-    name = entry.classes + (entry.bare_class if task == "Model" else task)
-    # By its module: transformers does not export BART's encoder.
-    module = type(settings).__module__.replace("configuration_", "modeling_")
-    result = getattr(importlib.import_module(module), name)(settings)
+    settings = config(family, **changes)
+    result = getattr(modeling_module(settings), class_name(family, task))(settings)
     with torch.no_grad():
         for parameter in result.parameters():
             if parameter.requires_grad:  # RoFormer's table of angles is a constant

@@ -9,7 +9,7 @@ import fastenc
 from fastenc.models import Encoder, MaskedLM, QuestionAnswerer, SequenceClassifier, TokenClassifier
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import pack
-from tests.helpers.families import in_float64, padded_batch
+from tests.helpers.families import ANSWERERS, config, in_float64, padded_batch
 
 MODEL_CLASSES = {
     "Model": Encoder,
@@ -18,6 +18,8 @@ MODEL_CLASSES = {
     "ForTokenClassification": TokenClassifier,
     "ForQuestionAnswering": QuestionAnswerer,
 }
+# Families with a class for questions. Longformer's wants three separators in each text, as an example has.
+WITH_QUESTIONS = (*ANSWERERS, "longformer")
 # The gradient of such a bias is the mean of softmax minus one-hot, terms that cancel. Their mean size is about this.
 BIASES_OF_HEADS = ("classifier.bias", "qa_outputs.bias")
 TERMS_OF_HEADS = 0.5
@@ -34,6 +36,9 @@ class Example:
         self.task = task
         lengths = (12, 12, 12) if task == "ForQuestionAnswering" else (5, 17, 1, 30)
         self.padded = padded_batch(family, lengths, seed)
+        if family == "longformer" and task == "ForQuestionAnswering":
+            for row, ids in enumerate(self.padded["input_ids"]):
+                ids[[row + 2, row + 3, -1]] = config(family).sep_token_id
         self.mask = self.padded["attention_mask"].bool()
         draw = torch.Generator().manual_seed(seed + 1)
         if global_tokens:
@@ -41,7 +46,7 @@ class Example:
             self.padded["global_attention_mask"] = (chosen & self.mask).long()
         self.packed = pack(**self.padded)
         rows, length = self.mask.shape
-        self.weight = torch.randn(32, generator=draw)
+        self.weight = torch.randn(rows, length, 32, generator=draw)[self.mask]
         self.sequences = torch.randint(2, (rows,), generator=draw)
         self.answers = torch.randint(length, (rows, 2), generator=draw)
         chosen = (torch.rand(rows, length, generator=draw) < 0.5) & self.mask

@@ -2,22 +2,29 @@
 
 import torch
 
+CHOICES = 2  # of each example
+LABELS_OF_PAIRS = ("next_sentence_label", "sentence_order_label")
 
-def labels_for(task, batch):
+
+def labels_for(task, batch, taken=()):
+    """Labels for a task. ``taken``: the names that the model's forward takes."""
     mask = batch["attention_mask"]
     rows, length = mask.shape
     torch.manual_seed(1)
-    if task == "ForSequenceClassification":
+    if task in ("ForSequenceClassification", "ForNextSentencePrediction"):
         return {"labels": torch.randint(2, (rows,))}
+    if task == "ForMultipleChoice":
+        return {"labels": torch.randint(CHOICES, (rows // CHOICES,))}
     if task == "ForQuestionAnswering":
         return {"start_positions": torch.zeros(rows).long(), "end_positions": mask.sum(1) - 1}
     high = 97 if task == "MaskedLM" else 2
     chosen = (torch.rand(rows, length) < 0.4) & mask.bool()
-    return {"labels": torch.where(chosen, torch.randint(high, (rows, length)), -100)}
+    labels = {name: torch.randint(2, (rows,)) for name in LABELS_OF_PAIRS if name in taken}
+    return labels | {"labels": torch.where(chosen, torch.randint(high, (rows, length)), -100)}
 
 
 def assert_same_outputs(ours, theirs, mask):
-    """Within 1e-5 at every real token and for every sequence."""
+    """At every real token and for every sequence within 1e-5, or 2e-6 of the largest value."""
     assert type(ours) is type(theirs) and ours.keys() == theirs.keys()
     for name in theirs:
         pairs = (
@@ -29,7 +36,8 @@ def assert_same_outputs(ours, theirs, mask):
             assert a.shape == b.shape and a.dtype == b.dtype, name
             if a.shape[:2] == mask.shape:
                 a, b = a[mask.bool()], b[mask.bool()]
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            atol = max(1e-5, 2e-6 * float(b.detach().abs().max()))
+            torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def assert_same_gradients(ours, theirs):

@@ -1,5 +1,7 @@
 import copy
+import inspect
 import pickle
+import re
 import warnings
 
 import pytest
@@ -9,15 +11,25 @@ import fastenc
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import (
     BY_NAME,
+    ENCODER_DECODERS,
     ENCODERS,
     FAMILIES,
+    OTHER_HEADS,
     OTHER_NAMES,
+    class_name,
     config,
     model,
+    modeling_module,
     padded_batch,
     skip_without_autocast,
 )
-from tests.helpers.patching import assert_same_gradients, assert_same_outputs, labels_for
+from tests.helpers.family_examples import MODEL_CLASSES
+from tests.helpers.patching import (
+    CHOICES,
+    assert_same_gradients,
+    assert_same_outputs,
+    labels_for,
+)
 
 pytestmark = needs_cpp
 TASKS = {
@@ -46,6 +58,7 @@ def task_model(family, task, **changes):
     [
         *((family, "Model") for family in (*ENCODERS, *OTHER_NAMES)),
         *with_heads(*FAMILIES, *OTHER_NAMES),
+        *((family, task) for task, families in OTHER_HEADS.items() for family in families),
     ],
 )
 @pytest.mark.parametrize("padding", [True, False], ids=["padded", "full"])
@@ -56,11 +69,14 @@ def test_outputs_and_every_gradient_agree(family, task, padding):
     if not padding:
         del batch["attention_mask"]
     mask = torch.ones_like(batch["input_ids"]) if not padding else batch["attention_mask"]
+    taken = inspect.signature(theirs.forward).parameters
+    if task == "ForMultipleChoice":
+        batch = {name: value.view(-1, CHOICES, value.shape[1]) for name, value in batch.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if task == "ForQuestionAnswering" and padding:
-            # Its softmax includes padding, so the loss needs the model's own forward.
+        if padding:  # what reads it needs the model's own forward
             warnings.filterwarnings("ignore", message=".*softmax over the padded length")
+            warnings.filterwarnings("ignore", message=".*the head reads padding")
         with torch.inference_mode():
             for switches in ({}, {"output_hidden_states": True}):
                 assert_same_outputs(ours(**batch, **switches), theirs(**batch, **switches), mask)
@@ -68,12 +84,27 @@ def test_outputs_and_every_gradient_agree(family, task, padding):
             weight = torch.randn(32) * mask[..., None]
             loss = lambda m: (m(**batch).last_hidden_state * weight).sum()
         else:
-            labels = labels_for(task, {"attention_mask": mask})
+            labels = labels_for(task, {"attention_mask": mask}, taken)
             loss = lambda m: m(**batch, **labels).loss
         a, b = loss(ours), loss(theirs)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
     a.backward(), b.backward()
     assert_same_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("family", [f for f in BY_NAME if f not in ENCODER_DECODERS])
+def test_every_class_with_a_head_is_compared(family):
+    settings = config(family)
+    classes = filter(inspect.isclass, vars(modeling_module(settings)).values())
+    heads = {
+        each.__name__
+        for each in classes
+        if re.search("For[A-Z]|LMHead", each.__name__)
+        and isinstance(settings, getattr(each, "config_class", None) or ())
+    }
+    others = [task for task, families in OTHER_HEADS.items() if family in families]
+    compared = {class_name(family, task) for task in (*MODEL_CLASSES, *others)}
+    assert heads - {"LongformerForMultipleChoice"} <= compared  # test_longformer.py has that one
 
 
 @EVERY_FAMILY
@@ -263,6 +294,21 @@ def test_losses_that_read_padding_take_the_models_own_forward():
         padding = batch["attention_mask"] == 0
         states = ours.base_model(**batch).last_hidden_state
         assert not states[padding].any()
+
+
+@pytest.mark.parametrize("summary", ["first", "last", "mean", "cls_index"])
+def test_heads_that_read_padding_take_the_models_own_forward(summary):
+    theirs = model("electra", "ForMultipleChoice", summary_type=summary)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    padded, full = padded_batch("electra"), padded_batch("electra", (12,) * 4)
+    for batch in (padded, full):
+        batch = {name: value.view(2, 2, -1) for name, value in batch.items()}
+        with warnings.catch_warnings(record=True) as seen, torch.no_grad():
+            warnings.simplefilter("always")
+            logits = ours(**batch).logits
+        reads = summary != "first" and not batch["attention_mask"].all()
+        assert ["the head reads padding" in str(each.message) for each in seen] == [True] * reads
+        torch.testing.assert_close(logits, theirs(**batch).logits, rtol=0, atol=1e-5)
 
 
 def test_gradient_checkpointing_gives_the_same_gradients():

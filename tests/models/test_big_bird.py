@@ -18,7 +18,8 @@ from fastenc.text import load_tokenizer, special_tokens
 from fastenc.text.tokenizers import save_tokenizer
 from tests.helpers.checkpoints import save
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import config, model
+from tests.helpers.families import config, in_float64, model
+from tests.helpers.family_examples import gradients, within
 
 SPARSE = dict(attention_type="block_sparse", block_size=16, num_random_blocks=1)
 SIZES = [
@@ -47,59 +48,63 @@ def texts_of(lengths):
     return [torch.randint(5, 97, (length,), generator=draw) for length in lengths]
 
 
-def compare(states, wanted_states, ours, theirs):
-    """The states of real tokens, and the gradient of every parameter of the two models."""
-    torch.testing.assert_close(states, wanted_states, rtol=1e-4, atol=2e-5)
-    weight = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
-    for each in (states, wanted_states):
-        (each * weight).sum().backward()
-    grads = gradients(ours)
-    wanted = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    floor = 1e-3 * max(float(grad.norm()) for grad in wanted.values())
-    assert grads.keys() == wanted.keys()
-    for name, grad in wanted.items():
-        assert (grads[name] - grad).norm() <= 1e-4 * max(floor, float(grad.norm())), name
+def compare(models, states_of, dtype=torch.float32):
+    """The states of real tokens and the gradient of every parameter.
 
-
-def gradients(ours):
-    """By transformers' names."""
-    named = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    if not isinstance(ours, Encoder):
-        return named
-    several = ours.family_names(with_prefix=False)
-    pairs = [
-        zip(several[name], g.chunk(len(several[name])), strict=True) for name, g in named.items()
-    ]
-    return {name: grad for pair in pairs for name, grad in pair}
+    ``models``: ours, transformers', and transformers' in float64. ``states_of``: the function of each.
+    """
+    states, grads = [], []
+    for each, compute in zip(models, states_of, strict=True):
+        result = compute(each)
+        weight = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+        (result * weight.to(result)).sum().backward()
+        states.append(result.detach())
+        grads.append(gradients(each))
+    within(*states, 0.0, "states", dtype)
+    with torch.no_grad():  # another way of running the layers
+        within(states_of[0](models[0]), *states[1:], 0.0, "states of inference", dtype)
+    ours, plain, exact = grads
+    assert ours.keys() == plain.keys() == exact.keys()
+    floor = (0.1 if dtype == torch.float32 else 1e-3) * max(float(g.norm()) for g in exact.values())
+    for name in exact:
+        within(ours[name], plain[name], exact[name], floor, name, dtype)
 
 
 @needs_cpp
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("changes", SIZES, ids=["16", "12", "paper"])
-def test_a_packed_text_is_computed_as_alone(changes, training, tmp_path):
-    theirs = model("big_bird", **changes, **NO_DROPOUT)
-    ours = Encoder.from_pretrained(save(theirs, tmp_path)).train(training)
-    theirs.train(training)
+def test_a_packed_text_is_computed_as_alone(changes, dtype, training, tmp_path):
+    theirs = model("big_bird", **changes, **NO_DROPOUT).to(dtype)
+    ours = Encoder.from_pretrained(save(theirs, tmp_path), dtype=dtype)
+    models = [each.train(training) for each in (ours, theirs, in_float64(theirs))]
     texts = texts_of(lengths_of(changes))
-    state = lambda: numpy.random.get_state()[1].tolist()  # noqa: NPY002  (transformers' generator)
-    before = state()
-    states = ours(pack_sequences([text.tolist() for text in texts])).last_hidden_state
-    assert state() == before
     # The longest first: a short one changes the model's attention for good.
-    wanted = [theirs(input_ids=text[None]).last_hidden_state[0] for text in texts[::-1]][::-1]
-    compare(states, torch.cat(wanted), ours, theirs)
+    alone = lambda m: torch.cat(
+        [m(input_ids=text[None]).last_hidden_state[0] for text in texts[::-1]][::-1]
+    )
+    state = lambda: numpy.random.get_state()[1].tolist()  # noqa: NPY002  (transformers' generator)
+
+    def together(encoder):
+        before = state()
+        states = encoder(pack_sequences([text.tolist() for text in texts])).last_hidden_state
+        assert state() == before
+        return states
+
+    compare(models, (together, alone, alone), dtype)
 
 
 @needs_cpp
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_a_patched_model_counts_blocks_up_to_the_end_of_the_padded_batch(training):
-    theirs = model("big_bird", **SIZES[0], **NO_DROPOUT).train(training)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_patched_model_counts_blocks_up_to_the_end_of_the_padded_batch(dtype, training):
+    theirs = model("big_bird", **SIZES[0], **NO_DROPOUT).to(dtype).train(training)
     patched = fastenc.patch(copy.deepcopy(theirs))
     ids = torch.nn.utils.rnn.pad_sequence(texts_of((250, 10, 113, 240, 199)), batch_first=True)
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     real = batch["attention_mask"].bool()
-    states = [each(**batch).last_hidden_state[real] for each in (patched, theirs)]
-    compare(*states, patched, theirs)
+    states = lambda m: m(**batch).last_hidden_state[real]
+    compare((patched, theirs, in_float64(theirs)), (states,) * 3, dtype)
 
 
 @needs_cpp

@@ -5,7 +5,6 @@ tests/integrations/test_patch_families.py has further tests of patched transform
 
 import copy
 import json
-import warnings
 
 import pytest
 import torch
@@ -28,7 +27,6 @@ from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import (
-    ANSWERERS,
     BY_NAME,
     ENCODERS,
     FAMILIES,
@@ -38,7 +36,13 @@ from tests.helpers.families import (
     padded_batch,
     skip_without_autocast,
 )
-from tests.helpers.family_examples import MODEL_CLASSES, Example, assert_same_results, in_dtype
+from tests.helpers.family_examples import (
+    MODEL_CLASSES,
+    WITH_QUESTIONS,
+    Example,
+    assert_same_results,
+    in_dtype,
+)
 
 EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
 EVERY_MODEL = pytest.mark.parametrize(
@@ -46,7 +50,7 @@ EVERY_MODEL = pytest.mark.parametrize(
     [
         *((family, "Model") for family in ENCODERS),
         *((family, task) for family in FAMILIES for task in [*MODEL_CLASSES][1:4]),
-        *((family, "ForQuestionAnswering") for family in ANSWERERS),
+        *((family, "ForQuestionAnswering") for family in WITH_QUESTIONS),
         *((family, task) for family in ENCODERS for task in BY_NAME[family].heads),
     ],
 )
@@ -289,6 +293,8 @@ SWITCHES = [
     ("deberta-v2", dict(legacy=False, conv_kernel_size=3, conv_act="gelu", conv_groups=2)),
     ("deberta-v2", dict(conv_kernel_size=5, tie_word_embeddings=False, pooler_hidden_act="relu")),
     ("deberta-v2", dict(legacy=False, tie_word_embeddings=False, layer_norm_eps=1e-5)),
+    ("longformer", dict(attention_window=[4, 64], type_vocab_size=2, hidden_act="relu")),
+    ("longformer", dict(attention_window=16, tie_word_embeddings=False, layer_norm_eps=1e-3)),
     ("big_bird", dict(use_bias=False, rescale_embeddings=True, hidden_act="gelu")),
     ("megatron-bert", dict(hidden_act="gelu_new", tie_word_embeddings=False)),
     ("ernie", dict(use_task_id=False, type_vocab_size=4, hidden_act="relu")),
@@ -345,17 +351,10 @@ SWITCHES = [
 @pytest.mark.parametrize(("family", "changes"), SWITCHES, ids=str)
 @needs_cpp
 def test_switches(family, changes, tmp_path):
-    tasks = ["Model"] if BY_NAME[family].no_heads else [*MODEL_CLASSES][:3]
-    for task in tasks:
-        theirs, example = model(family, task, **changes), Example(family, task)
-        ours = MODEL_CLASSES[task].from_pretrained(save(theirs, tmp_path / task))
-        patched = fastenc.patch(copy.deepcopy(theirs))
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("error")
-            wanted, results = example.theirs(theirs), (example.ours(ours), example.theirs(patched))
-        for outputs, loss in results:
-            torch.testing.assert_close(outputs, wanted[0], rtol=1e-5, atol=2e-5)
-            torch.testing.assert_close(loss, wanted[1], rtol=1e-4, atol=1e-4)
+    entry = BY_NAME[family]
+    for task in ["Model", *entry.heads] if entry.no_heads else [*MODEL_CLASSES][:3]:
+        theirs = model(family, task, **changes)
+        assert_same_results(theirs, Example(family, task), folder=save(theirs, tmp_path / task))
 
 
 @needs_cpp

@@ -17,7 +17,13 @@ from fastenc.packing import pack, pack_sequences
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import in_float64, model, padded_batch
-from tests.helpers.family_examples import gradients, within
+from tests.helpers.family_examples import (
+    MODEL_CLASSES,
+    Example,
+    assert_same_results,
+    gradients,
+    within,
+)
 from tests.helpers.patching import assert_same_gradients
 
 LENGTHS = (5, 17, 1, 30)
@@ -77,6 +83,15 @@ def test_states_and_gradients_with_global_tokens(windows, dtype, tmp_path):
         assert len([key for key in grads[name] if "_global" in key]) == 2 * 2 * 3
         for key, result in grads[name].items():
             within(result, grads["plain"][key], grads["exact"][key], floor, f"{name} {key}", dtype)
+
+
+@pytest.mark.parametrize("task", MODEL_CLASSES)
+@needs_cpp
+def test_global_tokens_of_a_call_in_every_task(task, tmp_path):
+    """Also where the task would choose them itself."""
+    theirs = model("longformer", task, attention_window=[4, 8])
+    example = Example("longformer", task, global_tokens=True)
+    assert_same_results(theirs, example, folder=save(theirs, tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -197,7 +197,9 @@ def test_bad_input_is_named():
     config = EncoderConfig(
         vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, family="electra"
     )
-    with pytest.raises(ValueError, match=r"for models of electra, deberta-v2, got family 'bert'"):
+    with pytest.raises(
+        ValueError, match=r"for models of electra, deberta, deberta-v2, got family 'bert'"
+    ):
         Electra(config.replace(family="bert"))
     other = small_config(config).replace(vocab_size=51)
     with pytest.raises(ValueError, match="must have the same vocab_size, got 51 and 50"):

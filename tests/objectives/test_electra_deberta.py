@@ -1,4 +1,4 @@
-"""Replaced-token detection of DeBERTa-v3: its head, and embeddings whose gradients are disentangled."""
+"""Replaced-token detection of DeBERTa: its head, and embeddings whose gradients are disentangled."""
 
 import pytest
 import torch
@@ -12,14 +12,20 @@ from tests.helpers.families import model as hf_model
 from tests.helpers.families import padded_batch
 from tests.helpers.references import electra as reference
 
-WORDS = "embeddings.word_embeddings.weight"
-SMALL = dict(num_hidden_layers=1)
+TABLES = {name: f"{name}_embeddings" for name in ("word", "position", "token_type")}
+CASES = [
+    ("deberta-v2", {}),
+    ("deberta", {}),
+    ("deberta", dict(position_biased_input=True, type_vocab_size=2, legacy=False)),
+]
 
 
-@pytest.fixture
-def parts():
-    """(our model with random weights and deltas, transformers' generator and encoder with the same weights)."""
-    generator, encoder = hf_model("deberta-v2", "ForMaskedLM", **SMALL), hf_model("deberta-v2")
+@pytest.fixture(params=CASES, ids=str)
+def parts(request):
+    """(our model with random weights and deltas, transformers' generator and encoder of the same configuration)."""
+    family, changes = request.param
+    generator = hf_model(family, "ForMaskedLM", **changes, num_hidden_layers=1)
+    encoder = hf_model(family, **changes)
     torch.manual_seed(3)
     config = EncoderConfig.from_hf(encoder.config.to_dict())
     ours = Electra(
@@ -32,7 +38,7 @@ def parts():
 
 
 def example():
-    batch = padded_batch("deberta-v2")
+    batch = padded_batch("deberta")
     mask = batch["attention_mask"].bool()
     labels = torch.where((torch.rand(mask.shape) < 0.4) & mask, batch["input_ids"], -100)
     batch["input_ids"] = torch.where(labels != -100, 3, batch["input_ids"])
@@ -55,10 +61,17 @@ def test_loss_and_gradients_are_those_of_the_formula(parts, tmp_path):
     ids = batch["input_ids"].clone()
     ids[labels != -100] = reference.sample(predicted.logits[labels != -100].detach(), draws)
     replaced = ids != torch.where(labels != -100, labels, batch["input_ids"])
-    shared = generator.deberta.embeddings.word_embeddings.weight
-    delta = ours.discriminator.encoder.embeddings.word.delta.detach().clone().requires_grad_()
+    own = ours.discriminator.encoder.embeddings
+    names = {name: theirs for name, theirs in TABLES.items() if getattr(own, name) is not None}
+    shared = {
+        name: getattr(generator.deberta.embeddings, theirs).weight for name, theirs in names.items()
+    }
+    deltas = {name: getattr(own, name).delta.detach().clone().requires_grad_() for name in names}
+    weights = {
+        f"embeddings.{theirs}.weight": shared[name].detach() + deltas[name]
+        for name, theirs in names.items()
+    }
     arguments = dict(batch, input_ids=ids)
-    weights = {WORDS: shared.detach() + delta}
     hidden = functional_call(encoder, weights, (), arguments).last_hidden_state
     head, size = ours.discriminator, (32,)
     x = F.layer_norm(hidden + hidden[:, :1], size, head.norm.weight, head.norm.bias, 1e-7)
@@ -66,13 +79,14 @@ def test_loss_and_gradients_are_those_of_the_formula(parts, tmp_path):
     detection = F.binary_cross_entropy_with_logits(logits, replaced[mask].float())
     loss = predicted.loss + 50 * detection
     torch.testing.assert_close(output.loss, loss, rtol=1e-5, atol=1e-5)
-    shared_grad, delta_grad = torch.autograd.grad(loss, (shared, delta))
-    tables = ours.generator.encoder.embeddings.word, ours.discriminator.encoder.embeddings.word
-    for gradient, wanted in (
-        (tables[0].weight.grad, shared_grad),
-        (tables[1].delta.grad, delta_grad),
-    ):
-        assert wanted.norm() > 0 and (gradient - wanted).norm() < 1e-4 * wanted.norm()
+    loss.backward()
+    for name in names:
+        generated = getattr(ours.generator.encoder.embeddings, name).weight.grad
+        for gradient, wanted in (
+            (generated, shared[name].grad),
+            (getattr(own, name).delta.grad, deltas[name].grad),
+        ):
+            assert wanted.norm() > 0 and (gradient - wanted).norm() < 1e-4 * wanted.norm(), name
 
 
 def test_a_saved_pair_continues_to_the_last_bit(parts, tmp_path):

@@ -3,7 +3,6 @@
 Encoder-decoders have two: of the encoder alone, and of the whole models.
 """
 
-import importlib
 import inspect
 import unittest
 from collections.abc import Iterator
@@ -16,7 +15,14 @@ from transformers import PreTrainedModel
 
 import fastenc
 from fastenc.integrations.transformers.encoder_decoder import architecture_of
-from tests.helpers.families import BY_NAME, ENCODER_DECODERS, START_TOKENS, config, padded_batch
+from tests.helpers.families import (
+    BY_NAME,
+    ENCODER_DECODERS,
+    START_TOKENS,
+    config,
+    modeling_module,
+    padded_batch,
+)
 
 _WHOLE = ", whole"
 SUBJECTS = (*BY_NAME, *(family + _WHOLE for family in ENCODER_DECODERS))
@@ -97,9 +103,7 @@ def _labels(model_class: type, inputs: dict) -> dict:
 
 def _classes(subject: str) -> tuple[type, ...]:
     settings = ModelTester(subject).get_config()
-    module = importlib.import_module(
-        type(settings).__module__.replace("configuration_", "modeling_")
-    )
+    module = modeling_module(settings)
     classes = filter(inspect.isclass, vars(module).values())
     own = (model_class for model_class in classes if model_class.__module__ == module.__name__)
     models = (k for k in own if issubclass(k, PreTrainedModel) and k.config_class is not None)
@@ -113,8 +117,9 @@ def _classes(subject: str) -> tuple[type, ...]:
 def _is_patched(model_class: type, settings) -> bool:
     try:
         fastenc.patch(model_class(settings))
-    except (ValueError, AttributeError, TypeError, NotImplementedError):
-        return False  # another family's class, a decoder, or an abstract class
+    except (ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
+        # Another family's class, a decoder, an abstract class, or a whole model whose configuration is the encoder's.
+        return False
     return True
 
 

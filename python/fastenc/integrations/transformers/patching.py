@@ -93,7 +93,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     A call that the fused forward does not support runs the model's own forward, with a warning for each new reason:
 
     - attentions are requested, the mask is not (batch, length), or a row starts with padding;
-    - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length);
+    - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length), or
+      the head does (multiple choice of RoFormer);
     - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
     - the kernels do not support the dtype or the device;
     - the model is traced, inside a transform of ``torch.func``, or a replica of ``DataParallel``.
@@ -376,10 +377,10 @@ def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain
     state = encoder.__dict__.get(STATE)
     if state is None:  # the encoder was replaced by another module
         return plain(**arguments)
-    reason = _loss_reads_padding(arguments, metadata)
+    mask = arguments.get("attention_mask")
+    reason = _loss_reads_padding(arguments, metadata) or _head_reads_padding(model, mask)
     if reason is not None:
         _warn_once(encoder, state, reason)
-    mask = arguments.get("attention_mask")
     context = _CallContext(state, mask, metadata, own_forward=reason is not None)
     token = _call_context.set(context)
     try:
@@ -424,3 +425,15 @@ def _loss_reads_padding(arguments: dict, metadata: BatchMetadata | None) -> str 
     if arguments.get("start_positions") is not None:
         return "the question-answering loss is a softmax over the padded length"
     return "a padding token has a label" if metadata.labelled_padding else None
+
+
+def _head_reads_padding(model: Any, mask: Tensor | None) -> str | None:
+    """Why the head needs states of padding tokens, or None.
+
+    RoFormer's head for multiple choice takes the state of the row's last token, also of one of padding. ELECTRA's does
+    if its configuration says so.
+    """
+    summary = getattr(model, "sequence_summary", None)
+    if summary is None or summary.summary_type == "first" or mask is None or bool(mask.all()):
+        return None
+    return f"the head reads padding (summary_type is {summary.summary_type})"

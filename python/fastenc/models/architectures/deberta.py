@@ -30,7 +30,6 @@ class Deberta(DebertaV2):
         "classifier_dropout_p": "cls_dropout",
     }
     new_config = DebertaV2.new_config | {"vocab_size": 50265}
-    detector = None
     supported = {**Architecture.supported, "talking_head": False}
     rules = {
         key: rule

@@ -70,7 +70,7 @@ class DebertaV2(Architecture):
     # The enhanced mask decoder's. transformers does not read them either.
     unread = ("embeddings.position_embeddings.",)
     lm_head = HeadSpec(LEGACY_HEAD, activation=None)
-    # Version 3's, by the names of its files. transformers has no class for it.
+    # By the names of version 3's files. transformers has no class for it.
     detector: ClassVar[HeadSpec | None] = HeadSpec(
         {
             "norm": "mask_predictions.LayerNorm",

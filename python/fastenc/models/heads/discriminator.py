@@ -1,4 +1,4 @@
-"""The detector of replaced tokens, ELECTRA's and DeBERTa-v3's discriminator."""
+"""The detector of replaced tokens, ELECTRA's and DeBERTa's discriminator."""
 
 import torch.nn.functional as F
 from torch import nn
@@ -19,7 +19,7 @@ from fastenc.packing import PackedBatch
 class Discriminator(PretrainedModel):
     """For each token the logit that it was replaced: act(x W + b) w + c.
 
-    ELECTRA: x = hidden. DeBERTa-v3: x = LayerNorm(hidden + hidden of the sequence's first token).
+    ELECTRA: x = hidden. DeBERTa: x = LayerNorm(hidden + hidden of the sequence's first token).
     ELECTRA's checkpoints are those of transformers' ElectraForPreTraining. DeBERTa's have the names of the published
     files; transformers reads their encoder.
 
