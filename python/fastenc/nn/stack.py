@@ -285,8 +285,8 @@ def _block_plans(
 ) -> Callable[[int], BlockPlan | None]:
     """A function from a layer's number to its plan of blocks. Layers that draw no blocks share the plan.
 
-    Each call makes its plans again. On a CPU this takes less than a thousandth of a base-size forward at any length,
-    in training too; and a cache would need the lengths, which are on the device.
+    Each call makes its plans again. On a CPU this takes less than a thousandth of a base-size forward at any length, in
+    training less than a hundredth; and a cache would need the lengths, which are on the device.
     """
     shared: dict[AttentionSpec, BlockPlan | None] = {}
 
