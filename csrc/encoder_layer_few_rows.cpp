@@ -9,7 +9,8 @@
 namespace fastenc {
 namespace {
 
-constexpr int64_t kHeads = 2;  // the least number of heads in a task
+// The least numbers of heads and of rows in a task.
+constexpr int64_t kHeads = 2, kRows = 8;
 
 // c = a W^T + bias; row r of a, floats or bfloat16, is at its element r * stride. pairs: as in LayerAttention; without,
 // a is float.
@@ -102,7 +103,7 @@ void layer_after_attention_few_rows(
   if (!layer.bf16) out = static_cast<float*>(y) + start;
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
     const LayerNormForward norm = norm_in_place(terms, hidden, layer.rms, block, added, sum);
-    torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
+    torch::stable::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
       float* scratch = thread_scratch(2 * ((hidden + 127) / 128 * 128));
       FASTENC_CALL(layer_norm_forward, norm, false, begin, end, scratch);
     });

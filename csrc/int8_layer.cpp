@@ -13,7 +13,8 @@ namespace {
 constexpr const char *kAttention = "int8_layer_attention", *kAfterAttention = "int8_layer_after_attention";
 // Threads take whole sequences where that many of the longest would give each of them even work.
 constexpr int64_t kSequencesPerThread = 4;
-constexpr int64_t kHeads = 2;  // that a thread takes at least
+// What a thread takes at least.
+constexpr int64_t kHeads = 2, kRows = 8;
 
 // Parts of a buffer, each on a cache line of its own.
 class Buffer {
@@ -116,11 +117,13 @@ Tensor attention(
     });
     return attended;
   }
-  Tensor projected = empty({rows, columns}, ScalarType::Float), lse = empty({num_heads, rows}, ScalarType::Float);
-  auto* projected_rows = static_cast<float*>(projected.mutable_data_ptr());
-  parallel_int8_linear(x_rows, rows, weight, projected_rows);
-  const Attention a = attention_of(
-      given.terms, projected_rows, rows, attended_rows, static_cast<float*>(lse.mutable_data_ptr()));
+  const int64_t floats = rows * (columns + num_heads);
+  std::optional<Tensor> held;  // few rows keep their memory from call to call
+  if (rows > kInt8FewRows) held = empty({floats}, ScalarType::Float);
+  float* projected = held ? static_cast<float*>(held->mutable_data_ptr()) : thread_scratch(floats, Scratch::layer);
+  float* lse = projected + rows * columns;
+  parallel_int8_linear(x_rows, rows, weight, projected);
+  const Attention a = attention_of(given.terms, projected, rows, attended_rows, lse);
   torch::stable::parallel_for(0, given.sequences * num_heads, kHeads, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t sequence = task / num_heads, start = given.offsets[sequence];
@@ -227,7 +230,7 @@ void after_attention_few_rows(
     parallel_int8_columns({a, w, 0, rows, 0, w.columns, c, w.columns, false, w.packed});
   };
   parallel_int8_linear(attended, rows, l.attention_out, h);
-  torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
     normalise_and_quantise(l, h, residual, sums, begin, end, normalised);
   });
   multiply(normalised, l.up, inner);
@@ -236,7 +239,7 @@ void after_attention_few_rows(
     FASTENC_CALL_INT8(int8_activate, l.activation, inner, gate, inner_width, begin, end, activated);
   });
   multiply(activated, l.down, y);
-  torch::stable::parallel_for(0, rows, grain(hidden), [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
     end_layer(l, y, l.pre_norm ? sums : h, next_residual, begin, end);
   });
 }
