@@ -344,6 +344,7 @@ class Encoder(LayerStack, PretrainedModel):
     architecture = "Model"
     optional_parts = ("pooler", "mix", "kept")
     keeps_tasks = True
+    sparse: bool = False
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -353,7 +354,6 @@ class Encoder(LayerStack, PretrainedModel):
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
         self.adapted = AdaptationState()
         self.sentence: SentenceSettings | None = None
-        self.sparse = False
         self.init_modules(self)
 
     def forward(
