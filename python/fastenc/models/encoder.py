@@ -373,7 +373,7 @@ class Encoder(LayerStack, PretrainedModel):
             tied_weight: return the word embeddings' weight for a tied decoder.
             visit: called with each state as soon as it is computed; the encoder does not keep the state.
             visit_input: called before each layer with the inputs of its attention, including the rows of a prompt.
-            pooled: False leaves out the pooler. Of one short text it takes a twentieth of the time.
+            pooled: False leaves out the pooler, for a caller that does not read it.
         Raises: ValueError for an argument that is not a PackedBatch, token ids outside the vocabulary, sequences longer
             than the model's positions, or states that do not exist.
         """
