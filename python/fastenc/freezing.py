@@ -15,9 +15,9 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
 
     Without this, inference on a CPU packs the layers' weights for the kernels in every call. On other devices it stacks
     the weights of q, k and v in every call, if they are three tensors. A frozen model keeps these copies, which are at
-    most as large as its layers' weights, and computes with them. Change no weight of a frozen model: it need not see
-    the change. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and ``load_state_dict``
-    unfreeze the model. A copy of it, also one that is pickled for another process, is not frozen.
+    most as large as its layers' weights, and computes with them. Do not change the weights of a frozen model: the
+    change may have no effect. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and
+    ``load_state_dict`` unfreeze the model. A copy is not frozen, nor is a copy that is pickled for another process.
 
     With ``dtype="int8"`` the copies are in 8 bits, and so are the operands of the layers' matrix products on a CPU. A
     weight w and the rows x that it multiplies become

@@ -129,6 +129,7 @@ def test_queries_have_the_ranges_of_the_corpus(suffix, base, tmp_path):
         ),
         (("--precision", "uint8", "--calibration", "none.npy"), "none.npy"),
         (("--precision", "uint8", "--calibration", "t.txt"), "must be a .npy file of vectors"),
+        (("--precision", "uint8", "--calibration", "good.npz"), "must be a .npy file of vectors"),
         (("--precision", "uint8", "--calibration", "one.npy"), "hold two or more vectors of 32"),
         (("--precision", "uint8", "--calibration", "bytes.npy"), "got int8 (3, 32)"),
         (("--precision", "uint8", "--calibration", "wide.npy"), "got float32 (3, 33)"),
@@ -146,6 +147,7 @@ def test_a_precision_that_cannot_be_right_is_refused(
     (tmp_path / "t.txt").write_text("a text\n")
     good = np.zeros((3, 32), "float32")
     np.save("good.npy", good)
+    np.savez("good.npz", good)
     np.save("one.npy", good[:1])
     np.save("bytes.npy", good.astype("int8"))
     np.save("wide.npy", np.zeros((3, 33), "float32"))

@@ -344,6 +344,7 @@ class Encoder(LayerStack, PretrainedModel):
     architecture = "Model"
     optional_parts = ("pooler", "mix", "kept")
     keeps_tasks = True
+    sparse: bool = False
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
@@ -353,7 +354,6 @@ class Encoder(LayerStack, PretrainedModel):
         self.mix = ScalarMix(config.num_layers + 1) if config.layer_mix else None
         self.adapted = AdaptationState()
         self.sentence: SentenceSettings | None = None
-        self.sparse = False
         self.init_modules(self)
 
     def forward(
@@ -373,7 +373,7 @@ class Encoder(LayerStack, PretrainedModel):
             tied_weight: return the word embeddings' weight for a tied decoder.
             visit: called with each state as soon as it is computed; the encoder does not keep the state.
             visit_input: called before each layer with the inputs of its attention, including the rows of a prompt.
-            pooled: False leaves out the pooler. Of one short text it takes a twentieth of the time.
+            pooled: False leaves out the pooler, for a caller that does not read it.
         Raises: ValueError for an argument that is not a PackedBatch, token ids outside the vocabulary, sequences longer
             than the model's positions, or states that do not exist.
         """

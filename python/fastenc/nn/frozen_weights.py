@@ -59,7 +59,7 @@ class FrozenWeights(nn.Module):
 
     @property
     def in_8_bits(self) -> bool:
-        return any(layer.int8 is not None for layer in self._layers or ())
+        return self._layers is not None and self._layers.in_8_bits
 
     def replace_weights(self, owner: WeightsOwner, layers: Iterable[nn.Module]) -> None:
         """Freeze in 8 bits, and drop the weights of the layers' linear modules.

@@ -286,7 +286,7 @@ def _block_plans(
     """A function from a layer's number to its plan of blocks. Layers that draw no blocks share the plan.
 
     Each call makes its plans again. On a CPU this takes less than a thousandth of a base-size forward at any length, in
-    training less than a hundredth; and a cache would need the lengths, which are on the device.
+    training less than a hundredth. A cache would have to compare the lengths, which are on the device.
     """
     shared: dict[AttentionSpec, BlockPlan | None] = {}
 

@@ -98,11 +98,9 @@ class VectorFormat:
 
     def header(self, rows: int) -> bytes:
         """The bytes before the first vector."""
+        if self.suffix == ".parquet":
+            return b""  # the table is made at the end, from a file of vectors alone
         numpy = require("numpy", extra="train")
-        if (
-            self.suffix == ".parquet"
-        ):  # the parts are numbers alone, of which the table is made at the end
-            return b""
         if self.suffix == ".npy":
             head = io.BytesIO()
             description = {
@@ -145,10 +143,10 @@ def read_ranges(path: Path, width: int) -> Ranges:
     """
     numpy = require("numpy", extra="train")
     try:
-        vectors = numpy.load(path, mmap_mode="r", allow_pickle=False)
+        vectors = numpy.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
         raise ValueError(
-            f"calibration must be a .npy file of vectors, got {path}: {error}"
+            f"calibration must be a .npy file of vectors, got {path} ({error}): give another file"
         ) from error
     if (
         vectors.dtype.kind != "f"

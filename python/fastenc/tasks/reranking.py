@@ -88,7 +88,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
     ) -> RankingData:
         teacher = self.teacher
         if teacher is not None and isinstance(train, CrossEncoder):
-            # A distilled model may be measured on labels alone, which the order of the documents is compared with.
+            # The metrics compare the order of the documents with the labels alone.
             _, first = next(numbered_rows(path, [self.query], self.quoting))
             teacher = teacher if teacher in first else None
         data = read_ranking(path, self.query, self.document, self.label, teacher, self.quoting)
@@ -175,7 +175,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
     ) -> dict[str, float]:
         metrics = super().evaluate(model, data, *given, **options)
         if self.teacher is not None and not data.teacher:
-            del metrics["loss"]  # there are no scores to compare with
+            del metrics["loss"]  # it needs the teacher's scores
         return metrics
 
     def score(

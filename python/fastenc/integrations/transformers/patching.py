@@ -430,8 +430,8 @@ def _loss_reads_padding(arguments: dict, metadata: BatchMetadata | None) -> str 
 def _head_reads_padding(model: Any, mask: Tensor | None) -> str | None:
     """Why the head needs states of padding tokens, or None.
 
-    RoFormer's head for multiple choice takes the state of the row's last token, also of one of padding. ELECTRA's does
-    if its configuration says so.
+    RoFormer's head for multiple choice takes the state of the row's last token, even if that is padding. ELECTRA's does
+    so if its configuration says so.
     """
     summary = getattr(model, "sequence_summary", None)
     if summary is None or summary.summary_type == "first" or mask is None or bool(mask.all()):

@@ -173,7 +173,7 @@ def vectors_of(
         )
     if encoder.sparse and pooling is None:
         raise ValueError(
-            "encode gives vectors, and this checkpoint weights of tokens (SPLADE): use "
+            "encode gives vectors, but this checkpoint gives weights of tokens (SPLADE): use "
             "SparseEncoder.from_pretrained(...).encode_sparse, or give pooling= for vectors of the encoder's states"
         )
     settings = encoder.sentence or SentenceSettings()

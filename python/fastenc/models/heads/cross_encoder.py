@@ -82,7 +82,7 @@ class CrossEncoder(SequenceClassifier):
             labels: floating point: (batch,), from 0 to 1, for binary cross-entropy; else (queries, candidates), the
                 relevance, -inf where a query has fewer candidates.
             lists: int64 (queries, candidates), the pair of each candidate; any number where there is none.
-            teacher: (queries, candidates), the scores of the teacher, for "margin-mse", which is not computed without.
+            teacher: (queries, candidates), the scores of the teacher, for "margin-mse". Without them it has no loss.
             groups: see :func:`fastenc.nn.token_groups.in_groups`.
         Returns: logits (batch, 1) and, with labels, the loss in float32.
         """

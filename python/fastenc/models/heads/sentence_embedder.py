@@ -149,7 +149,7 @@ class SentenceEmbedder(PretrainedModel):
         loss = loss_of(last, labels, text_ids, guide)
         for each in earlier:
             loss = loss + loss_of(each, labels, text_ids, guide) + divergence_from_last(each, last)
-        return ModelOutput(loss, last.clone())  # FSDP warns of views
+        return ModelOutput(loss, last.clone())  # FSDP warns of an output that is a view
 
     def _vectors(self, batch: PackedBatch, layer: int | None = None) -> Tensor:
         """The vectors of texts, (batch, hidden_size); with a layer also its, (batch, 2, hidden_size)."""

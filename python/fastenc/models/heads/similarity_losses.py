@@ -36,8 +36,8 @@ def ranking_loss(
         scale: factor of the similarities.
         symmetric: also select each partner's text among the texts; the loss is the mean of both directions.
         guide: (pairs, 2 or 3, width), the vectors of another model for the same texts.
-        own: the loss is that of the first pairs, so many. The texts of the others, which are other processes', are
-            candidates, each different text once. None: of all pairs.
+        own: number of the first pairs whose loss is computed. The texts of the other pairs, which are other processes',
+            are candidates, each different text once. None: all pairs.
         normalize: False: dot products in place of cosines.
     Returns: float32 scalar, the mean over these pairs.
     Raises: ValueError for other shapes, and for ``guide`` with ``symmetric``.

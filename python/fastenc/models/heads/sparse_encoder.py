@@ -129,7 +129,7 @@ class SparseEncoder(MaskedLM):
         ):
             if factor:
                 loss = loss + share * factor * flops_loss(part)
-        return ModelOutput(loss, weights.clone())  # FSDP warns of views
+        return ModelOutput(loss, weights.clone())  # FSDP warns of an output that is a view
 
     @torch.inference_mode()
     def encode_sparse(
