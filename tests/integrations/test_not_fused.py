@@ -64,6 +64,10 @@ def transformed():
 
 
 first = lambda batch: torch.zeros(len(batch["input_ids"]), dtype=torch.long)
+choices = {
+    name: lambda batch, name=name: batch[name][None]
+    for name in ("input_ids", "attention_mask", "token_type_ids")
+}
 leading = lambda batch: batch["attention_mask"].flip(1)
 square = lambda batch: batch["attention_mask"][:, None, None].bool()
 # row: [(a call, what runs)]
@@ -93,6 +97,9 @@ CALLS = {
     ],
     "question answering with labels and padding": [
         (called(task="ForQuestionAnswering", start_positions=first, end_positions=first), OWN)
+    ],
+    "multiple choice of RoFormer, or of ELECTRA with another `summary_type` than `first`, with padding": [
+        (called("roformer", "ForMultipleChoice", **choices), OWN)
     ],
     "`num_items_in_batch` with a masked LM whose class takes it (ModernBERT)": [
         (called("modernbert", "ForMaskedLM", labels=labels, num_items_in_batch=3), HEAD),

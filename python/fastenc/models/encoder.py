@@ -42,13 +42,12 @@ from fastenc.nn.layer_spec import (
     OwnNormFactors,
     norm_factor,
 )
-from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers
+from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers, project
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.nn.stack import StackModules, VisitInput, run_stack, ways_of_layers
 from fastenc.nn.ways import run_layer
-from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
 # Called with a state's number (0 for the embeddings' output) and the state, which it must not change.
@@ -441,7 +440,7 @@ class Encoder(LayerStack, PretrainedModel):
         if self.pooler is None or not batch.num_sequences:
             return None
         first, parts = pool(x, batch.cu_seqlens, "cls"), self.adapted.parts_in_use()
-        pooled = linear(first, self.pooler.weight, self.pooler.bias)
+        pooled = project(first, self.pooler)
         return torch.tanh(pooled + parts["pooler"](first) if "pooler" in parts else pooled)
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:

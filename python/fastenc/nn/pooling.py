@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastenc._base import debug
 from fastenc.ops import dispatch, rms_norm, segment_pool
+from fastenc.ops.gemm import linear
 from fastenc.ops.segment_pool import MODES
 
 LAST_LAYERS = 4
@@ -37,6 +38,11 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
                 f"an empty sequence has nothing to pool, got one at index {empty}: leave it out of the batch"
             )
     return segment_pool(hidden, cu_seqlens, pooling)
+
+
+def project(vectors: Tensor, projection: nn.Linear) -> Tensor:
+    """W x + b of pooled vectors x (batch, in_features). On a CPU threads share the columns of one vector's product."""
+    return linear(vectors, projection.weight, projection.bias)
 
 
 def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tensor:
