@@ -157,8 +157,8 @@ REASONS = {
         "-100 at padding tokens, as transformers' collators give.",
     ),
     "the head reads padding (summary_type is …)": (
-        "Multiple choice of RoFormer, or of ELECTRA with another `summary_type` than `first`, with padding: the head "
-        "takes the last token of the padded row, or the mean of all.",
+        "Multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`: the head "
+        "takes the last token of the padded row, or the mean of all its tokens.",
         'Give choices of one length, or `config.summary_type = "first"` before the model is made and trained.',
     ),
     "the question-answering loss is a softmax over the padded length": (

@@ -129,10 +129,8 @@ def _check(family: str, rng: Random) -> None:
     changes = {
         name: rng.choice(values) for name, values in SWITCHES[family].items() if rng.random() < 0.6
     }
-    if not changes.get("legacy", True):
-        changes.pop(
-            "embedding_size", None
-        )  # transformers' head multiplies vectors of the layers' width
+    if not changes.get("legacy", True):  # this head multiplies vectors of the layers' width
+        changes.pop("embedding_size", None)
     theirs = model(family, task, **changes)
     seed = rng.getrandbits(30)
     example = Example(

@@ -98,7 +98,7 @@ CALLS = {
     "question answering with labels and padding": [
         (called(task="ForQuestionAnswering", start_positions=first, end_positions=first), OWN)
     ],
-    "multiple choice of RoFormer, or of ELECTRA with another `summary_type` than `first`, with padding": [
+    "multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`": [
         (called("roformer", "ForMultipleChoice", **choices), OWN)
     ],
     "`num_items_in_batch` with a masked LM whose class takes it (ModernBERT)": [

@@ -79,7 +79,7 @@ class Embed(Command):
     calibration: Path | None = option(
         None,
         "With --precision int8 or uint8, .npy file of vectors that give each dimension its range. Default: all vectors "
-        "of the inputs; NAME.ranges.npy beside the output then has the ranges, as the calibration of queries.",
+        "of the inputs. Their ranges are written to NAME.ranges.npy beside the output, for the queries' --calibration.",
     )
     pooling: str | None = option(
         None,

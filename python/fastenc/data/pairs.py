@@ -42,7 +42,8 @@ class PairExample(NamedTuple):
 
     Fields:
         texts: the token ids of each text.
-        text_ids: a number for each text, equal for texts with the same tokens without prompts, in every process.
+        text_ids: a number for each text. Texts with the same tokens, prompts left out, have the same number in every
+            process.
         score: the pair's score, or None.
         teacher: a teacher's scores of the text with its partner and with its hard negative, or None.
         guide: (texts, width), another model's vectors of the texts, or None.

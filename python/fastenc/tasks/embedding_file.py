@@ -92,7 +92,7 @@ def embed_file(
     dimensions = options.get("truncate_dim") or encoder.config.hidden_size
     ranges = None if calibration is None else read_ranges(Path(calibration), dimensions)
     stored = VectorFormat(output.suffix, dimensions, store_as, precision, ranges)
-    # Numbers that depend on all vectors are made at the end of the vectors themselves.
+    # Where the stored numbers depend on all vectors, the parts keep the vectors, and the end makes the numbers.
     kept = replace(stored, precision="float32") if stored.lacks_ranges else stored
     table = ParquetTable(stored.width, stored.dtype) if output.suffix == ".parquet" else None
     settings = {

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RANGED = ("int8", "uint8")  # each dimension by its range
+RANGED = ("int8", "uint8")  # each dimension is scaled by its range
 PRECISIONS = ("float32", *RANGED, "binary", "ubinary")
 
 
