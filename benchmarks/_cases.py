@@ -125,18 +125,21 @@ def _refused() -> dict[str, Any]:
     return {"failed": "its result is wrong, see check"}
 
 
-def supervise(command: Sequence[str], path: Path, section: str) -> list[str]:
-    """Run a command that runs a section's cases; start it again after each case that ended its process.
+def supervise(command: Sequence[str], path: Path, sections: Sequence[str]) -> list[str]:
+    """Run a command that runs the cases of sections; start it again after each case that ended its process.
 
-    Returns: the cases that failed, or the section's name where the process ended outside a case.
+    Returns: the cases that failed, or the last section's name where the process ended outside a case.
     """
     while (code := subprocess.run(command).returncode) != 0:
         report = Report(path)
-        case = report.section(section)["running"]
-        if case is not None:
-            report.end(section, case, {"failed": f"it ended its process, with code {code}"})
+        running = {name: report.section(name)["running"] for name in sections}
+        stopped = [(name, case) for name, case in running.items() if case is not None]
+        for name, case in stopped:
+            report.end(name, case, {"failed": f"it ended its process, with code {code}"})
             print(f"  FAILED {case}: it ended its process, with code {code}", flush=True)
-        elif code != AGAIN:
-            report.end(section, section, {"failed": f"the process ended with code {code}"})
+        if not stopped and code != AGAIN:
+            name = sections[-1]
+            report.end(name, name, {"failed": f"the process ended with code {code}"})
             break
-    return Report(path).failed(section)
+    report = Report(path)
+    return [case for name in sections for case in report.failed(name)]

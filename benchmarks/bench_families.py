@@ -1,18 +1,22 @@
-"""Whole encoders of the families on a CPU: batches of 32 texts of real lengths, float32, random weights of base size.
+"""Whole encoders of the families: batches of texts of real lengths, random weights of base size.
+
+On a CPU batches of 32 texts in float32. On a GPU some of the families, 128 texts, in bfloat16: inference with bfloat16
+weights, training by autocast over float32 weights.
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
-is timed, results are compared with Hugging Face's at every real token. A training step is forward and backward of one
+is timed, results are compared with Hugging Face's in float32 at every real token. A training step is forward and backward of one
 batch, without dropout, so that the gradients of the word embeddings can be compared.
 """
 
+import copy
 import tempfile
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from benchmarks._harness import ON_GPU, compare, run_groups
+from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
 from benchmarks._peers import padded
 from benchmarks._products import FLOOR, Products
 from benchmarks.lengths import lengths
@@ -20,8 +24,11 @@ from fastenc import patch
 from fastenc.models import Encoder
 from fastenc.packing import PackedBatch, pack_sequences
 
-BATCH = 32
+BATCH = 128 if ON_GPU else 32
 TEXTS = 2 * BATCH
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 22 layers
+ON_GPUS = ("deberta-v3", "modernbert")
 VOCABULARY = 32000
 # (class, class of its configuration, changes to the configuration's defaults), each as its base checkpoint
 BASE = {
@@ -114,6 +121,7 @@ BASE = {
 }
 LONG = ("modernbert",)  # families that read 2,048 tokens
 TRAINED = ("lengths of SST-2",)  # corpora of training steps
+PATCHED = "Hugging Face, patched by fastenc"
 TRAINED_LONGER = ("deberta-v3",)  # families with a training step at lengths 10 to 256 too
 
 
@@ -127,7 +135,7 @@ def transformers_model(family: str) -> torch.nn.Module:
     for attention in ("sdpa", "eager"):
         config._attn_implementation = attention
         try:
-            return getattr(transformers, model_class)(config).eval()
+            return getattr(transformers, model_class)(config).eval().to(DEVICE)
         except ValueError:  # the family has no sdpa
             continue
     raise RuntimeError(f"{model_class} takes neither sdpa nor eager attention")
@@ -141,29 +149,46 @@ def random_lengths(low: int, high: int, count: int) -> list[int]:
 def corpora(family: str) -> dict[str, list[int]]:
     """Lengths of the texts of each corpus."""
     sst2 = lengths("SST-2", 16 * TEXTS)[:TEXTS]
+    longest = 128 if ON_GPU else 256
     lengths_by_name = {
         "lengths of SST-2": sst2,
-        "lengths 10 to 256": random_lengths(10, 256, BATCH),
+        f"lengths 10 to {longest}": random_lengths(10, longest, BATCH),
     }
+    if ON_GPU:
+        lengths_by_name["16 texts of 512"] = [512] * 16
     if family in LONG:
-        lengths_by_name["lengths 10 to 2048"] = random_lengths(10, 2048, 5)
+        texts = 16 if ON_GPU else 5
+        lengths_by_name["lengths 10 to 2048"] = random_lengths(10, 2048, texts)
     return lengths_by_name
+
+
+def is_trained(family: str, corpus: str) -> bool:
+    """On a GPU every corpus has a training step."""
+    longer = family in TRAINED_LONGER and corpus == "lengths 10 to 256"
+    return ON_GPU or longer or corpus in TRAINED
+
+
+def for_inference(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model).to(DTYPE) if ON_GPU else model
 
 
 def measure(family: str) -> dict[str, dict]:
     model, patched = transformers_model(family), patch(transformers_model(family))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        encoder = Encoder.from_pretrained(folder).eval()
-    products = Products(encoder)
+        encoder = Encoder.from_pretrained(folder).eval().to(DEVICE)
+    trained = {"Hugging Face": model, PATCHED: patched, "fastenc": encoder}
+    inferring = {
+        "Hugging Face": for_inference(model),
+        PATCHED: patch(for_inference(transformers_model(family))),
+        "fastenc": for_inference(encoder),
+    }
     rows = {}
     for corpus, sizes in corpora(family).items():
         batches = batches_of(sizes)
-        rows[f"{family}, {corpus}"] = inference(model, patched, encoder, products, batches)
-        longer = family in TRAINED_LONGER and corpus == "lengths 10 to 256"
-        if longer or corpus in TRAINED:
-            step = training_step(model, patched, encoder, batches[0])
-            rows[f"{family}, {corpus}, training step"] = step
+        rows[f"{family}, {corpus}"] = inference(inferring, model, batches)
+        if is_trained(family, corpus):
+            rows[f"{family}, {corpus}, training step"] = training_step(trained, batches[0])
     return rows
 
 
@@ -182,57 +207,62 @@ def batches_of(sizes: list[int]) -> list[Batch]:
     batches = []
     for start in range(0, len(sequences), BATCH):
         chunk = sequences[start : start + BATCH]
-        inputs = padded(chunk)
+        inputs = {name: value.to(DEVICE) for name, value in padded(chunk).items()}
         del inputs["token_type_ids"]
-        batches.append(Batch(inputs, inputs["attention_mask"].bool(), pack_sequences(chunk)))
+        real = inputs["attention_mask"].bool()
+        batches.append(Batch(inputs, real, pack_sequences(chunk).to(DEVICE)))
     return batches
 
 
-def states(model, batch: Batch) -> torch.Tensor:
-    """A transformers model's states of the real tokens."""
+def states(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The states of the real tokens."""
+    if isinstance(model, Encoder):
+        return model(batch.packed).last_hidden_state
     return model(**batch.inputs).last_hidden_state[batch.real]
 
 
 def near(result: torch.Tensor, truth: torch.Tensor) -> str | None:
-    error = ((result - truth).norm() / truth.norm()).item()
-    return None if error < 1e-4 else f"relative error {error:.2g}"
+    error = ((result.float() - truth).norm() / truth.norm()).item()
+    return None if error < TOLERANCE else f"relative error {error:.2g}"
 
 
 @torch.inference_mode()
-def inference(model, patched, encoder, products, batches: list[Batch]) -> dict[str, dict]:
-    theirs = lambda model: torch.cat([states(model, batch) for batch in batches])
-    providers = {
-        "Hugging Face": lambda: theirs(model),
-        "Hugging Face, patched by fastenc": lambda: theirs(patched),
-        "fastenc": lambda: torch.cat([encoder(b.packed).last_hidden_state for b in batches]),
-        FLOOR: lambda: [products(batch.packed.total_tokens) for batch in batches],
-    }
-    truth = theirs(model)
+def inference(models: dict, exact: torch.nn.Module, batches: list[Batch]) -> dict[str, dict]:
+    def forward(model):
+        return torch.cat([states(model, batch) for batch in batches])
+
+    providers = {name: partial(forward, model) for name, model in models.items()}
+    if not ON_GPU:
+        products = Products(models["fastenc"])
+        providers[FLOOR] = lambda: [products(batch.packed.total_tokens) for batch in batches]
+    truth = forward(exact)
     check = lambda name, result: None if name == FLOOR else near(result, truth)
-    rows = compare(providers, baseline="Hugging Face", check=check, seconds=20, min_rounds=3)
-    return with_speed(rows, batches)
+    return with_speed(timed(providers, check, seconds=20), batches)
 
 
-def training_step(model, patched, encoder, batch: Batch) -> dict[str, dict]:
+def training_step(models: dict, batch: Batch) -> dict[str, dict]:
     """Forward, and backward to all weights."""
-    dy = torch.randn(batch.packed.total_tokens, encoder.config.hidden_size)
+    hidden = models["fastenc"].config.hidden_size
+    dy = torch.randn(batch.packed.total_tokens, hidden).to(DEVICE)
 
-    def step(owner, embeddings, forward) -> torch.Tensor:
-        owner.zero_grad()
-        forward().backward(dy)
-        return embeddings.weight.grad
+    def step(model: torch.nn.Module, autocast: bool = ON_GPU) -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, DTYPE, enabled=autocast):
+            y = states(model, batch)
+        y.backward(dy.to(y.dtype))
+        own = isinstance(model, Encoder)
+        return (model.embeddings.word if own else model.get_input_embeddings()).weight.grad
 
-    theirs = lambda model: step(model, model.get_input_embeddings(), lambda: states(model, batch))
-    own = lambda: encoder(batch.packed).last_hidden_state
-    providers = {
-        "Hugging Face": lambda: theirs(model),
-        "Hugging Face, patched by fastenc": lambda: theirs(patched),
-        "fastenc": lambda: step(encoder, encoder.embeddings.word, own),
-    }
-    truth = theirs(model).clone()
-    check = lambda name, result: near(result, truth)
-    rows = compare(providers, baseline="Hugging Face", check=check, seconds=10, min_rounds=3)
+    truth = step(models["Hugging Face"], autocast=False).clone()
+    providers = {name: partial(step, model) for name, model in models.items()}
+    rows = timed(providers, lambda name, result: near(result, truth), seconds=10)
     return with_speed(rows, [batch])
+
+
+def timed(providers: dict, check, seconds: float) -> dict[str, dict]:
+    """Args: seconds: of timing on a CPU."""
+    options = {"end_to_end": True} if ON_GPU else {"seconds": seconds, "min_rounds": 3}
+    return compare(providers, baseline="Hugging Face", check=check, **options)
 
 
 def with_speed(rows: dict[str, dict], batches: list[Batch]) -> dict[str, dict]:
@@ -244,10 +274,8 @@ def with_speed(rows: dict[str, dict], batches: list[Batch]) -> dict[str, dict]:
 
 
 def main() -> None:
-    if ON_GPU:
-        print("a benchmark of CPUs: models measures whole models on a GPU")
-        return
-    run_groups("families", {family: partial(measure, family) for family in BASE})
+    families = ON_GPUS if ON_GPU else BASE
+    run_groups("families", {family: partial(measure, family) for family in families})
 
 
 if __name__ == "__main__":

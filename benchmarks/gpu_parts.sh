@@ -1,28 +1,35 @@
 #!/usr/bin/env bash
-# Checks and measures an NVIDIA GPU on a machine that is lent for minutes, in three parts of at most nine and a half
-# minutes. Each part is useful without the next.
+# Checks and measures an NVIDIA GPU on a machine that is lent for minutes.
 #
-#   benchmarks/gpu_parts.sh [--dry-run] 1|2|3
+#   benchmarks/gpu_parts.sh [--dry-run] 1|2|3|STAGE ...
 #
-#   1  builds the extension, or goes on without it if the build fails; benchmarks.gpu_quick, section by section; Nsight
-#      Compute on each op's kernels; the sweep of launch parameters
-#   2  the GPU tests; check, times and steps again, with the launch parameters that part 1 found
-#   3  whole models on real lengths, training first; a profile; the host's costs; memcheck; then the ops' benchmarks
-#      until the time is up. The next call of this part goes on with them
+#   1  benchmarks.gpu_quick: every kernel checked and timed, training steps, peers, batch invariance
+#   2  the GPU tests; whole models, families and T5 beside transformers; Nsight Compute on each op's kernels
+#   3  the sweep of launch parameters for half of the time, then check, times and steps again with what it found
 #
-# Files that a later part needs stay in build/visit/. After every stage, the files to take home are in $OUT (default:
+# Each part builds the extension first, or goes on without it if the build fails. Each is useful without the others, and
+# ends after VISIT_SECONDS (570). STAGE: gpu_quick's sections joined by +, such as check+time, which share a process; or
+# tests, families, seq2seq, profile, host_costs, memcheck, ncu, sweep, archive, training:MODEL, inference:MODEL, bench:OP.
+#
+# Files that a later call needs stay in build/visit/. After every stage, the files to take home are in $OUT (default:
 # build/visit/out): at most 8 files of at most 16 MiB. The machine needs no network. PYTHON names another Python than
 # that of .venv or the system.
 #
-# --dry-run runs a part without a GPU, in build/dry-run/. It builds the extension, and compiles every kernel and starts it
+# --dry-run runs stages without a GPU, in build/dry-run/. It builds the extension, and compiles every kernel and starts it
 # on a driver that starts nothing (benchmarks/_dry_run.py), at small sizes and without timing. A part takes 10 to 30
 # minutes on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 DRY=
 [[ ${1:-} == --dry-run ]] && DRY=1 && shift
-PART=${1:-}
-[[ $PART == [123] && $# == 1 ]] || { sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '$d' >&2; exit 2; }
+usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '$d' >&2; exit 2; }
+case ${1:-} in
+  "") usage ;;
+  1) STAGES=(check+time+step+peers+invariant+graphs+rules pretrain archive) ;;
+  2) STAGES=(tests training:bert-base inference:bert-base training:minilm inference:minilm families seq2seq ncu) ;;
+  3) STAGES=(sweep check+time+step archive) ;;
+  *) STAGES=("$@") ;;
+esac
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 if [[ -n $DRY ]]; then # compiling takes 20 times as long on two cores
   VISIT=${VISIT_FOLDER:-$PWD/build/dry-run} RUN="$PYTHON -m benchmarks._dry_run" SLOWER=20
@@ -32,15 +39,18 @@ fi
 OUT=${OUT:-$VISIT/out}
 export FASTENC_VISIT_FOLDER=$VISIT FASTENC_RESULTS=$VISIT/results FASTENC_BENCH_GO_ON=1 TRITON_CACHE_DIR=$VISIT/triton
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 PIP_BREAK_SYSTEM_PACKAGES=1 PYTHONUNBUFFERED=1
-START=$SECONDS END=$((SECONDS + 570 * SLOWER)) FAILED=0
+START=$SECONDS END=$((SECONDS + ${VISIT_SECONDS:-570} * SLOWER)) FAILED=0
 mkdir -p "$VISIT/tuned" "$OUT" kernels/tuned
 [[ -n $DRY ]] || cp -n "$VISIT"/tuned/sm_*.json kernels/tuned/ 2>/dev/null # the tree may have been copied anew
-LOG=$VISIT/log_$PART.txt
+# Triton's cache names its files by their whole paths. One that was made in another folder is told its new place.
+[[ -d $VISIT/triton ]] && find "$VISIT/triton" -name '__grp__*' -exec sed -i -E "s#\"/[^\"]*/([^/\"]+/[^/\"]+)\"#\"$VISIT/triton/\1\"#g" {} +
+LOG=$VISIT/log.txt
 : >"$LOG"
 
 left() { echo $((END - SECONDS)); }
 bring() { # copies the files to take home that exist
   cp "$LOG" "$VISIT"/quick/*.json "$VISIT"/ncu.csv "$OUT/" 2>/dev/null
+  [[ -d $VISIT/results ]] && tar cJf "$OUT/results.tar.xz" -C "$VISIT" results
   [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$OUT/" 2>/dev/null
   [[ -n $DRY ]] || cp kernels/tuned/sm_*.json "$VISIT/tuned/" 2>/dev/null
 }
@@ -60,14 +70,11 @@ stage() { # name, most seconds, command line
   FAILED=1
   return 1
 }
-quick() { # section, most seconds
-  stage "$1" "$2" "$RUN benchmarks.gpu_quick $1 --output $VISIT/quick"
-}
 
 ARCH=$($PYTHON -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())' 2>/dev/null) || ARCH=9.0
 EXTENSION="python/fastenc/libfastenc.so python/fastenc/_C$($PYTHON -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
 HAS_CUDA="$PYTHON -c 'from fastenc.ops.library import _C; raise SystemExit(not (_C and _C.build_info()[\"cuda\"]))'"
-SOURCE=$({ cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sys, torch; print(sys.version, torch.__version__)'; echo "$ARCH"; } | sha256sum | cut -c 1-16)
+SOURCE=$({ LC_ALL=C; cat setup.py csrc/*.* csrc/*/*.*; $PYTHON -c 'import sysconfig, torch; print(sysconfig.get_config_var("EXT_SUFFIX"), torch.__version__)'; echo "$ARCH"; } | sha256sum | cut -c 1-16)
 build() {
   # First its Python alone, which takes two seconds: the stages work without the extension too.
   stage install 60 "FASTENC_BUILD=0 $PYTHON -m pip install -q --no-index --no-build-isolation --no-deps -e ."
@@ -78,69 +85,54 @@ build() {
   stage extension 200 "rm -f $EXTENSION; TORCH_CUDA_ARCH_LIST=$ARCH FASTENC_CUDA=1 $PYTHON setup.py -q build_ext --inplace && $HAS_CUDA && mkdir -p $VISIT/extension-$SOURCE && cp $EXTENSION $VISIT/extension-$SOURCE"
 }
 
+run_stage() { # STAGE
+  local name=${1%%:*} of=${1#*:}
+  case $name in
+    tests)
+      # Eight processes: float64 references take up to 10 GiB each. Warnings of other libraries are no failures here.
+      local how="-n 8" which="tests/triton tests/cuda tests/ops/test_cudnn_attention.py tests/models/test_gpu_models.py"
+      [[ -n $DRY ]] && how=--collect-only
+      stage "$1" 300 "$PYTHON -m pytest -q -p no:cacheprovider -W default $how $which -k 'not budget and not binaries and not gpu_quick'"
+      ;;
+    training | inference) stage "$1" 75 "$RUN benchmarks.bench_models $of $name --no-compile" ;;
+    families) stage "$1" 90 "$RUN benchmarks.bench_families" ;;
+    seq2seq) stage "$1" 60 "$RUN benchmarks.bench_seq2seq_step" ;;
+    bench) stage "$1" "$(left)" "$RUN benchmarks.bench_$of" ;;
+    profile) # of small sizes where only this machine's times would be seen
+      local sizes="bert-base --precision bf16 --batch-size 128 --length 128"
+      [[ -n $DRY ]] && sizes="minilm --batch-size 2 --length 16"
+      stage "$1" 60 "$PYTHON -m fastenc.cli profile $sizes --train -o $VISIT/results/profile"
+      ;;
+    host_costs)
+      local how="-m benchmarks.bench_host_costs"
+      [[ -n $DRY ]] && how="-m pytest -q -p no:cacheprovider --collect-only benchmarks/test_host_costs.py"
+      stage "$1" 60 "$PYTHON $how"
+      ;;
+    memcheck)
+      stage "$1" 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*' linear_gelu adamw"
+      ;;
+    ncu)
+      local counters="ncu --target-processes all --clock-control none --profile-from-start off --kernel-name 'regex:_kernel|cross_entropy' --launch-count 40 --kill yes --set basic --section WarpStateStats --section InstructionStats --section MemoryWorkloadAnalysis --csv --page details --log-file $VISIT/ncu.csv"
+      [[ -n $DRY ]] && counters=
+      stage "$1" 60 "$counters $RUN benchmarks.gpu_quick.profiled"
+      ;;
+    sweep)
+      export FASTENC_SWEEP_SECONDS=$(($(left) / 2))
+      stage "$1" $((FASTENC_SWEEP_SECONDS + 20)) "$RUN benchmarks.gpu_quick sweep --output $VISIT/quick"
+      ;;
+    archive) # Of a compiled kernel Triton needs the machine code, not what came before it, which is more than 16 MiB.
+      stage "$1" 40 "tar cf - -C $VISIT --exclude=*.{source,ttir,ttgir,llir,ptx} triton extension-$SOURCE | xz -T0 -3 >$OUT/cache.tar.xz"
+      ;;
+    *)
+      # Kernels that the cache lacks are compiled by several processes meanwhile.
+      [[ $1 == *check* ]] && { $RUN benchmarks.gpu_quick prewarm --output "$VISIT/prewarm" >>"$VISIT/prewarm.txt" 2>&1 & }
+      stage "$1" "$(left)" "$RUN benchmarks.gpu_quick ${1//+/ } --output $VISIT/quick"
+      ;;
+  esac
+}
+
 build
-case $PART in
-  1)
-    # Texts to pretrain on, which take half a minute to read.
-    $PYTHON -c 'from benchmarks.gpu_quick import pretrain; pretrain.texts(pretrain.FOLDER / "texts.txt")' >>"$LOG" 2>&1 &
-    quick prewarm 100
-    quick check 90
-    quick time 60
-    quick step 90
-    quick pretrain 90
-    quick graphs 60
-    quick invariant 45
-    quick peers 45
-    quick rules 60
-    if [[ -n $DRY ]]; then
-      stage ncu 60 "$RUN benchmarks.gpu_quick.profiled"
-    elif command -v ncu >/dev/null; then
-      stage ncu 60 "ncu --target-processes all --clock-control none --profile-from-start off --kernel-name 'regex:_kernel|cross_entropy' --launch-count 40 --kill yes --set basic --section WarpStateStats --section InstructionStats --section MemoryWorkloadAnalysis --csv --page details --log-file $VISIT/ncu.csv $RUN benchmarks.gpu_quick.profiled"
-    else
-      echo "ncu: it is not on the PATH"
-    fi
-    # Before the sweep, which may take all the time that is left. Of a compiled kernel Triton needs the machine code, not
-    # what came before it, which would be more than 16 MiB.
-    stage archive 40 "tar cf - -C $VISIT --exclude=*.{source,ttir,ttgir,llir,ptx} triton | xz -T0 -3 >$OUT/cache.tar.xz; tar cf - -C $VISIT extension-$SOURCE | xz -T0 -6 >$OUT/extension.tar.xz"
-    export FASTENC_SWEEP_SECONDS=$(($(left) > 60 ? $(left) - 30 : 30))
-    quick sweep $((FASTENC_SWEEP_SECONDS + 20))
-    ;;
-  2)
-    # Eight processes: float64 references take up to 10 GiB each. Warnings of other libraries are no failures here.
-    HOW="-n 8"
-    [[ -n $DRY ]] && HOW=--collect-only
-    TESTS="tests/triton tests/cuda tests/ops/test_cudnn_attention.py tests/models/test_gpu_models.py"
-    stage tests 300 "$PYTHON -m pytest -q -p no:cacheprovider -W default $HOW $TESTS -k 'not budget and not binaries and not gpu_quick'"
-    quick check 90
-    quick time 60
-    quick step 90
-    ;;
-  3)
-    for mode in training inference; do
-      for model in bert-base minilm; do
-        stage "$mode of $model" 75 "$RUN benchmarks.bench_models $model $mode --no-compile"
-      done
-      [[ $mode == training ]] && stage "training of t5-base" 60 "$RUN benchmarks.bench_seq2seq_step"
-    done
-    if [[ -n $DRY ]]; then # these tell this machine's times
-      stage profile 60 "$PYTHON -m fastenc.cli profile minilm --batch-size 2 --length 16 --train -o $VISIT/profile"
-      stage host_costs 60 "$PYTHON -m pytest -q -p no:cacheprovider --collect-only benchmarks/test_host_costs.py"
-    else
-      stage profile 60 "$PYTHON -m fastenc.cli profile bert-base --precision bf16 --batch-size 128 --length 128 --train -o $VISIT/profile"
-      stage host_costs 60 "$PYTHON -m benchmarks.bench_host_costs"
-    fi
-    if command -v compute-sanitizer >/dev/null; then
-      stage memcheck 90 "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool memcheck $PYTHON -m tests.helpers.sanitize 'attention*' linear_gelu adamw"
-    else
-      echo "memcheck: compute-sanitizer is not on the PATH"
-    fi
-    for op in attention layer_norm masked_cross_entropy bias_gelu linear_gelu embedding_layer_norm; do
-      (($(left) > 60)) && stage "bench_$op" "$(left)" "$RUN benchmarks.bench_$op"
-    done
-    mkdir -p "$VISIT/results" "$VISIT/profile"
-    tar cf - -C "$VISIT" results profile | xz -T0 -6 >"$OUT/results.tar.xz"
-    ;;
-esac
+for each in "${STAGES[@]}"; do run_stage "$each"; done
 bring
 tail -c 7000 "$LOG"
 echo "in $OUT after $((SECONDS - START)) s:"

@@ -15,10 +15,10 @@ Sections run in this order, all of them by default:
     rules     on an architecture after sm_90: attention with its rules and with sm_80's
     sweep     launch parameters of the large ops, for FASTENC_SWEEP_SECONDS (120); writes kernels/tuned/
 
-Every case is written to FOLDER/gpu_quick.json when it ends, and prints a line. Each section has a process of its own. A
-case that ends this process is written as failed, and another process goes on with the next case. The exit code is 1 if
-a case failed or is wrong. torch.compile is not used. Without a GPU, --small runs small sizes with the available
-kernels, to find mistakes in these files; `benchmarks/gpu_parts.sh --dry-run` does more.
+Every case is written to FOLDER/gpu_quick.json when it ends, and prints a line. The sections share a process. A case that
+ends this process is written as failed, and another process goes on with the next case. The exit code is 1 if a case
+failed or is wrong. torch.compile is not used. Without a GPU, --small runs small sizes with the available kernels, to
+find mistakes in these files; `benchmarks/gpu_parts.sh --dry-run` does more.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from benchmarks import gpu_quick
 from benchmarks._cases import Report, run_cases, supervise, unless_wrong
 from benchmarks._harness import ON_GPU, machine
 from benchmarks.gpu_quick import SECTIONS, cases_of
+from benchmarks.gpu_quick.problems import Size
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,22 +52,30 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("torch sees no GPU here: --small tries the script without one")
     given.output.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TRITON_CACHE_DIR", str(given.output.resolve() / "triton-cache"))
-    path, failed = given.output / gpu_quick.FILE, []
-    for name in given.sections or SECTIONS:
-        if given.cases:
-            cases = cases_of(name, gpu_quick.SMALL if given.small else gpu_quick.REAL)
-            if name == "time":
-                cases = unless_wrong(cases, Report(path).failed("check"))
-            limit = SECTIONS[name].LIMIT if ON_GPU else None
-            return run_cases(Report(path), name, gpu_quick.noted(cases), limit=limit)
-        print(f"{name}:", flush=True)
-        report = Report(path)
-        report.content["machine"] = machine() | {"capability": capability(), **gpu_quick.REMARKS}
+    path, sections = given.output / gpu_quick.FILE, given.sections or [*SECTIONS]
+    if given.cases:
+        return run_sections(path, sections, gpu_quick.SMALL if given.small else gpu_quick.REAL)
+    report = Report(path)
+    report.content["machine"] = machine() | {"capability": capability(), **gpu_quick.REMARKS}
+    for name in sections:
         report.forget(name)
-        options = ["--output", str(given.output), *["--small"] * given.small, "--cases"]
-        command = [sys.executable, "-m", *gpu_quick.RUNNER, "benchmarks.gpu_quick", name, *options]
-        failed += supervise(command, path, name)
-    return int(bool(failed))
+    options = ["--output", str(given.output), *["--small"] * given.small, "--cases"]
+    command = [sys.executable, "-m", *gpu_quick.RUNNER, "benchmarks.gpu_quick", *sections, *options]
+    return int(bool(supervise(command, path, sections)))
+
+
+def run_sections(path: Path, sections: list[str], size: Size) -> int:
+    """Runs in this process what the report lacks of the sections."""
+    for name in sections:
+        print(f"{name}:", flush=True)
+        cases = cases_of(name, size)
+        if name == "time":
+            cases = unless_wrong(cases, Report(path).failed("check"))
+        limit = SECTIONS[name].LIMIT if ON_GPU else None
+        code = run_cases(Report(path), name, gpu_quick.noted(cases), limit=limit)
+        if code:
+            return code
+    return 0
 
 
 def capability() -> str | None:
