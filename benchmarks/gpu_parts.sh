@@ -3,12 +3,12 @@
 #
 #   benchmarks/gpu_parts.sh [--dry-run] 1|2|3|STAGE ...
 #
-#   1  benchmarks.gpu_quick: every kernel checked and timed, training steps, peers, batch invariance
+#   1  benchmarks.gpu_quick: every kernel checked and timed, training steps, peers, batch invariance, a pretraining run
 #   2  the GPU tests; whole models, families and T5 beside transformers; Nsight Compute on each op's kernels
 #   3  the sweep of launch parameters for half of the time, then check, times and steps again with what it found
 #
 # Each part builds the extension first, or goes on without it if the build fails. Each is useful without the others, and
-# ends after VISIT_SECONDS (570). STAGE: gpu_quick's sections joined by +, such as check+time, which share a process; or
+# ends after VISIT_SECONDS (570). STAGE: gpu_quick's sections joined by +, such as time+step, which share a process; or
 # tests, families, seq2seq, profile, host_costs, memcheck, ncu, sweep, archive, training:MODEL, inference:MODEL, bench:OP.
 #
 # Files that a later call needs stay in build/visit/. After every stage, the files to take home are in $OUT (default:
@@ -25,9 +25,9 @@ DRY=
 usage() { sed -n '2,/^set /s/^# \{0,1\}//p' "$0" | sed '$d' >&2; exit 2; }
 case ${1:-} in
   "") usage ;;
-  1) STAGES=(check+time+step+peers+invariant+graphs+rules pretrain archive) ;;
+  1) STAGES=(check time+step+peers+invariant+graphs+rules pretrain archive) ;;
   2) STAGES=(tests training:bert-base inference:bert-base training:minilm inference:minilm families seq2seq ncu) ;;
-  3) STAGES=(sweep check+time+step archive) ;;
+  3) STAGES=(sweep check time+step archive) ;;
   *) STAGES=("$@") ;;
 esac
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
@@ -124,9 +124,10 @@ run_stage() { # STAGE
       stage "$1" 40 "tar cf - -C $VISIT --exclude=*.{source,ttir,ttgir,llir,ptx} triton extension-$SOURCE | xz -T0 -3 >$OUT/cache.tar.xz"
       ;;
     *)
-      # Kernels that the cache lacks are compiled by several processes meanwhile.
-      [[ $1 == *check* ]] && { $RUN benchmarks.gpu_quick prewarm --output "$VISIT/prewarm" >>"$VISIT/prewarm.txt" 2>&1 & }
+      # While the first kernels are checked, several processes compile the others if the cache lacks them.
+      [[ $1 == check ]] && { $RUN benchmarks.gpu_quick prewarm --output "$VISIT/prewarm" >"$VISIT/prewarm.txt" 2>&1 & }
       stage "$1" "$(left)" "$RUN benchmarks.gpu_quick ${1//+/ } --output $VISIT/quick"
+      wait
       ;;
   esac
 }

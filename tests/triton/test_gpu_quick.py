@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -136,7 +137,7 @@ raise SystemExit(run_cases(Report(Path(sys.argv[1])), "time", cases, limit=2, wo
 
 def test_a_case_that_raises_hangs_or_loses_the_context_costs_no_other_case(tmp_path):
     path = tmp_path / "report.json"
-    failed = _cases.supervise([sys.executable, "-c", STUB_CASES, str(path)], path, "time")
+    failed = _cases.supervise([sys.executable, "-c", STUB_CASES, str(path)], path, ["time"])
     assert failed == ["raises", "hangs", "poisons"]
     cases = json.loads(path.read_text())["time"]["cases"]
     figures = {name: row["us"] for name, row in cases.items() if "us" in row}
@@ -148,7 +149,7 @@ def test_a_case_that_raises_hangs_or_loses_the_context_costs_no_other_case(tmp_p
 
 def test_a_section_that_does_not_begin_is_a_failure(tmp_path):
     path = tmp_path / "report.json"
-    failed = _cases.supervise([sys.executable, "-c", "raise SystemExit(3)"], path, "check")
+    failed = _cases.supervise([sys.executable, "-c", "raise SystemExit(3)"], path, ["check"])
     assert failed == ["check"]
 
 
@@ -309,15 +310,27 @@ esac
 case "$*" in *"$FAILING"*) exit "${CODE:-0}" ;; esac
 """
 BY_PART = {
-    "1": [*gpu_quick.SECTIONS],
-    "2": ["tests", "check", "time", "step"],
-    "3": [
-        "training of bert-base",
-        "training of minilm",
-        "training of t5-base",
-        "inference of bert-base",
+    "1": ["check", "time+step+peers+invariant+graphs+rules", "pretrain", "archive"],
+    "2": [
+        "tests",
+        *(
+            f"{mode}:{model}"
+            for model in ("bert-base", "minilm")
+            for mode in ("training", "inference")
+        ),
+        "families",
+        "seq2seq",
+        "ncu",
     ],
+    "3": ["sweep", "check", "time+step", "archive"],
+    "profile": ["profile"],
+    "host_costs": ["host_costs"],
+    "memcheck": ["memcheck"],
+    "bench:layer_norm": ["bench:layer_norm"],
 }
+
+
+STAGE = re.compile(r"(.*?): \d+ s, code ")
 
 
 @pytest.fixture
@@ -369,8 +382,8 @@ def module_of(command):
 @pytest.mark.parametrize("part", BY_PART)
 def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeypatch):
     called, printed, _ = commands(part)
-    stages = [line.split(":")[0] for line in printed.splitlines() if ", code " in line]
-    assert [name for name in stages if name in BY_PART[part]] == BY_PART[part]
+    stages = [each[1] for each in map(STAGE.match, printed.splitlines()) if each]
+    assert stages == ["install", "extension", *BY_PART[part]]
     assert "not begun" not in printed
     monkeypatch.setattr(command, "supervise", lambda *arguments: [])
     checks = {
@@ -401,7 +414,7 @@ def test_a_part_brings_home_a_few_small_files(commands):
         (cache / f"kernel.{suffix}").touch()
     _, printed, code = commands("1")
     names = {path.name for path in commands.out.iterdir()}
-    assert names == {"log_1.txt", "sm_90.json", "cache.tar.xz", "extension.tar.xz"}
+    assert names == {"log.txt", "sm_90.json", "cache.tar.xz"}
     with tarfile.open(commands.out / "cache.tar.xz") as archive:
         suffixes = {Path(member.name).suffix for member in archive if member.isfile()}
     assert suffixes == {".cubin", ".json"}, "what a launch needs of a compiled kernel"
@@ -424,7 +437,7 @@ def test_a_later_part_takes_the_launch_parameters_of_the_first(commands):
 
 def test_a_build_that_fails_leaves_the_rest_to_run(commands):
     _, printed, code = commands("2", FAILING="setup.py", CODE="1")
-    assert code == 1 and "extension:" in printed and "step:" in printed
+    assert code == 1 and "extension:" in printed and "families:" in printed
 
 
 def test_an_extension_is_built_once_for_a_source(commands):
@@ -440,4 +453,16 @@ def test_an_extension_is_built_once_for_a_source(commands):
 def test_without_a_part_it_explains_itself():
     script = str(ROOT / "benchmarks" / "gpu_parts.sh")
     done = subprocess.run(["bash", script], capture_output=True, text=True)
-    assert done.returncode == 2 and "three parts" in done.stderr
+    assert done.returncode == 2 and "1|2|3|STAGE" in done.stderr
+
+
+def test_kernels_of_another_folder_are_found_in_this_one(commands):
+    """Triton's cache has the whole paths of its files."""
+    cache = commands.tree / "build" / "visit" / "triton" / "key"
+    cache.mkdir(parents=True)
+    group = cache / "__grp__kernel.json"
+    group.write_text(json.dumps({"child_paths": {"kernel.cubin": "/far/away/key/kernel.cubin"}}))
+    commands("time")
+    assert json.loads(group.read_text()) == {
+        "child_paths": {"kernel.cubin": f"{cache}/kernel.cubin"}
+    }

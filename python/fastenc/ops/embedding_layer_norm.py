@@ -261,7 +261,7 @@ def _table_gradient(
     table: Tensor, rows: Tensor, ids: Tensor, offset: int, padding_idx: int
 ) -> Tensor:
     """The gradient of a table of positions or token types: the sum of ``rows`` for each id."""
-    if table.shape[0] <= MAX_SIZE:
+    if table.shape[0] <= MAX_SIZE.get(rows.element_size(), 0):
         return index_sum(rows, ids, table.shape[0], offset, padding_idx)
     gradient = zero_rows(table)
     add_sorted(gradient, rows, ids, offset, padding_idx)

@@ -63,7 +63,7 @@ def linear_masked_cross_entropy(
         deterministic algorithms are on; each row is added to once.
     Differentiable: hidden, weight, bias.
     Memory: labelled rows x vocabulary elements, at most max_logits_bytes, kept until the backward. On a GPU also a copy
-        of weight and bias during the forward, unless the vocabulary is a multiple of 64.
+        of weight, unless the vocabulary is a multiple of 64.
     Synchronisation: none on CUDA tensors, except in the reference.
     """
     op = "linear_masked_cross_entropy"
@@ -116,7 +116,7 @@ def linear_masked_cross_entropy(
         losses = torch.cat(
             [
                 torch.ops.fastenc.masked_cross_entropy_fwd(
-                    _logits(chosen[chunk], padded, vocabulary),
+                    _logits(chosen[chunk], padded)[:, :vocabulary],
                     targets[chunk],
                     *options,
                     None,
@@ -137,7 +137,8 @@ def _default_logits_bytes(device: torch.device) -> int:
     return max(2**31, torch.cuda.get_device_properties(device).total_memory // 16)
 
 
-# A GPU's matrix products are faster if the rows of the result are aligned in memory.
+# A GPU's matrix products are faster if rows, and the sizes of all dimensions, are aligned. With 30,522 columns cuBLAS
+# takes kernels of an older architecture for the backward, three times as slow on an H200.
 COLUMN_MULTIPLE = {"cuda": 64}
 
 # There the bias's gradient is a column of the weight's, and needs no pass over the logits' gradient of its own. This
@@ -167,9 +168,9 @@ def _chunks(chosen: Tensor, weight: Tensor, max_logits_bytes: int) -> list[slice
     return [slice(start, start + rows) for start in range(0, chosen.shape[0], rows)]
 
 
-def _logits(chosen: Tensor, padded: tuple[Tensor, Tensor | None], vocabulary: int) -> Tensor:
-    """(rows, vocabulary), perhaps as a view without the padding's columns."""
-    return gemm(chosen, padded[0].t(), padded[1])[:, :vocabulary]
+def _logits(chosen: Tensor, padded: tuple[Tensor, Tensor | None]) -> Tensor:
+    """(rows, padded vocabulary). The columns of the padding are 0."""
+    return gemm(chosen, padded[0].t(), padded[1])
 
 
 class _LinearMaskedCrossEntropy(torch.autograd.Function):
@@ -178,26 +179,21 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, chosen, weight, bias, targets, options, max_logits_bytes):
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        weight, bias = _in_dtype(chosen.dtype, weight, bias)
-        ctx.options, ctx.chunks = options, _chunks(chosen, weight, max_logits_bytes)
-        padded, losses, dlogits = _padded(weight, bias), [], None
+        ctx.options, ctx.vocabulary = options, weight.shape[0]
+        ctx.chunks = _chunks(chosen, weight, max_logits_bytes)
+        padded, losses, dlogits = _padded(*_in_dtype(chosen.dtype, weight, bias)), [], None
         for chunk in ctx.chunks:
             del dlogits  # frees its memory before the next chunk's is allocated
-            dlogits = _logits(chosen[chunk], padded, weight.shape[0])
-            losses.append(
-                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[chunk], *options, None)
-            )
-        ctx.save_for_backward(
-            chosen, weight, bias, targets, dlogits if len(ctx.chunks) == 1 else None
-        )
+            dlogits = _logits(chosen[chunk], padded)
+            losses.append(_to_gradient(dlogits, targets[chunk], ctx))
+        ctx.save_for_backward(chosen, *padded, targets, dlogits if len(ctx.chunks) == 1 else None)
         return torch.cat(losses)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dlosses):
-        chosen, weight, bias, targets, saved = ctx.saved_tensors
+        chosen, *padded, targets, saved = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        padded = _padded(weight, bias) if saved is None else None
         width, (weight_dtype, bias_dtype) = chosen.shape[1], ctx.dtypes
         appended = BIAS_COLUMNS.get(chosen.device.type, 0) if needs_weight and needs_bias else 0
         # Relative to the largest one, the factors of a mean are 1. In bfloat16 1/N is up to 0.4 % off.
@@ -205,14 +201,14 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
         relative = (dlosses / largest.clamp(min=torch.finfo(dlosses.dtype).tiny)).to(chosen.dtype)
         dhidden, dweight, dbias, dlogits = [], None, None, saved
         for chunk in ctx.chunks:
-            if padded is not None:
+            if saved is None:
                 del dlogits
-                dlogits = _logits(chosen[chunk], padded, weight.shape[0])
-                torch.ops.fastenc.masked_cross_entropy_(dlogits, targets[chunk], *ctx.options, None)
+                dlogits = _logits(chosen[chunk], padded)
+                _to_gradient(dlogits, targets[chunk], ctx)
             # The incoming gradient scales the factor with hidden_size columns, which is smaller than the logits.
             factors = dlosses[chunk, None]
             if needs_hidden:
-                dhidden.append((gemm(dlogits, weight) * factors).to(chosen.dtype))
+                dhidden.append((gemm(dlogits, padded[0]) * factors).to(chosen.dtype))
             if needs_weight:
                 scaled = chosen.new_zeros(factors.shape[0], width + appended)
                 torch.mul(chosen[chunk], factors, out=scaled[:, :width])
@@ -222,8 +218,12 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
             if needs_bias and not appended:
                 sums = (dlogits.T @ relative[chunk]).to(dlosses.dtype)
                 dbias = sums if dbias is None else dbias.add_(sums)
+        if needs_weight:
+            dweight = dweight[: ctx.vocabulary]
         if appended:
             dweight, dbias = dweight[:, :width], dweight[:, width].to(dlosses.dtype)
+        elif needs_bias:
+            dbias = dbias[: ctx.vocabulary]
         return (
             torch.cat(dhidden) if needs_hidden else None,
             dweight.to(weight_dtype) if needs_weight else None,
@@ -232,6 +232,12 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _to_gradient(logits: Tensor, targets: Tensor, ctx) -> Tensor:
+    """Overwrites the logits (rows, padded vocabulary) with their gradient; returns the losses."""
+    columns = logits[:, : ctx.vocabulary]
+    return torch.ops.fastenc.masked_cross_entropy_(columns, targets, *ctx.options, None)
 
 
 def _case_inputs(size: Size, draw: Draw) -> dict[str, Any]:
