@@ -5,8 +5,8 @@ weights, training by autocast over float32 weights.
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
-is timed, results are compared with Hugging Face's in float32 at every real token. A training step is forward and backward of one
-batch, without dropout, so that the gradients of the word embeddings can be compared.
+is timed, results are compared with Hugging Face's in float32 at every real token. A training step is forward and
+backward of one batch, without dropout, so that the gradients of the word embeddings can be compared.
 """
 
 import copy

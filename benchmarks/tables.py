@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks import _gpu_tables
 from benchmarks._harness import RESULTS
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ GUIDE = ROOT / "docs" / "int8.md"
 IN_GUIDE = re.compile(r"(<!-- int8 -->\n).*?(<!-- /int8 -->)", re.DOTALL)
 RECORD = ROOT / "docs" / "design" / "0005-cpu-kernels.md"
 IN_RECORD = re.compile(r"(<!-- products: ([\w-]+) -->\n).*?(<!-- /products -->)", re.DOTALL)
-MARKERS = re.compile(r"(<!-- (headline|speed|families) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (headline|speed|families|gpu) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 HEAD = """# Benchmarks
 
 `python -m benchmarks.tables` writes this page from the JSON files in `benchmarks/results/`. The command above a table
@@ -530,6 +531,21 @@ def word_senses(data: dict) -> str:
     )
 
 
+def gpu_quick(data: dict) -> str:
+    return section(
+        "Kernels and training steps",
+        "python -m benchmarks.gpu_quick check time step graphs peers invariant",
+        "bfloat16, 16,384 tokens, width 768, 12 heads of 64. An op's time is that of its kernels from a cold cache. "
+        "The least is what its bytes, or its FLOPs, take at the rates of a large copy or product in the same run. "
+        + machine_line(data["machine"]),
+        _gpu_tables.quick(data),
+    )
+
+
+def gpu() -> str:
+    return _gpu_tables.summary(load, sorted(path for path in RESULTS.glob("*") if path.is_dir()))
+
+
 def op_sections() -> dict[str, Callable[[dict], str]]:
     """The sections that the ops' benchmarks declare as TABLES = {name of the results: title}."""
     sections = {}
@@ -543,6 +559,7 @@ def op_sections() -> dict[str, Callable[[dict], str]]:
 
 
 SECTIONS: dict[str, Callable[[dict], str]] = {
+    "gpu_quick": gpu_quick,
     "encoder": encoder,
     "strings": strings,
     "int8": int8,
@@ -687,7 +704,8 @@ def families() -> str:
     names |= {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "deberta-v3": "DeBERTa-v3"}
     names |= {name: f"{title}, six layers" for name, title in LARGER.items()}
     devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
-    measurements = [data for device in devices if (data := load(device, "families"))]
+    on_cpus = [device for device in devices if not device.name.startswith("nvidia")]
+    measurements = [data for device in on_cpus if (data := load(device, "families"))]
     workloads = ("lengths of SST-2", "lengths 10 to 256")
     head = [
         f"{data['machine']['device']}, {threads_of(data['machine'])}, {case}"
@@ -848,7 +866,7 @@ def main() -> int:
         given.output.write_text(tables(), encoding="utf-8")
         return 0
     readme = README.read_text(encoding="utf-8")
-    made = {"headline": headline, "speed": speed, "families": families}
+    made = {"headline": headline, "speed": speed, "families": families, "gpu": gpu}
     wanted = {
         README: MARKERS.sub(lambda match: match[1] + made[match[2]]() + match[3], readme),
         PAGE: HEAD + tables(),

@@ -15,10 +15,10 @@ Sections run in this order, all of them by default:
     rules     on an architecture after sm_90: attention with its rules and with sm_80's
     sweep     launch parameters of the large ops, for FASTENC_SWEEP_SECONDS (120); writes kernels/tuned/
 
-Every case is written to FOLDER/gpu_quick.json when it ends, and prints a line. The sections share a process. A case that
-ends this process is written as failed, and another process goes on with the next case. The exit code is 1 if a case
-failed or is wrong. torch.compile is not used. Without a GPU, --small runs small sizes with the available kernels, to
-find mistakes in these files; `benchmarks/gpu_parts.sh --dry-run` does more.
+Every case is written to FOLDER/gpu_quick.json when it ends, and prints a line. The sections share a process. A case
+that ends this process is written as failed, and another process goes on with the next case. The exit code is 1 if a
+case failed or is wrong. torch.compile is not used. Without a GPU, --small runs small sizes with the available kernels,
+to find mistakes in these files; `benchmarks/gpu_parts.sh --dry-run` does more.
 """
 
 import argparse

@@ -21,8 +21,7 @@ def cases(size: Size) -> Iterator[Case]:
 
 
 def errors(mine: Tensor, true: Tensor) -> tuple[float, float]:
-    """(||mine - true|| / ||true||, largest ||mine - true|| of a row / ||true|| of that row or of the mean row, whichever
-    is larger).
+    """(||mine - true|| / ||true||, largest ||mine - true|| of a row / the larger of its ||true|| and the rows' mean).
 
     The second number shows one wrong row among thousands, which the first hides. In the gradient of a table the rows of
     frequent tokens are a hundred times as large as the mean row. A vector counts as one row.

@@ -1,6 +1,7 @@
 """Masked-LM steps: milliseconds, tokens a second, the host's time; those of smaller batches also as CUDA graphs.
 
-The largest batch of the first model runs once more with each of SWITCHES, to compare with the default.
+The largest batch of the first model runs once more with each of SWITCHES, to compare with the default, and on a GPU
+with LARGE.
 """
 
 import time
@@ -18,6 +19,7 @@ from fastenc.profiling.timing import synchronize
 LIMIT = 60
 REPEATS = 10 if ON_GPU else 1
 SWITCHES = ((LINEAR_GELU, "1"), ("FASTENC_ADAMW", "0"))
+LARGE = ("bert-large",) if ON_GPU else ()
 IN_GRAPHS = 2  # batches of a model; large ones do not need them
 
 
@@ -25,6 +27,8 @@ def cases(size: Size) -> Iterator[Case]:
     for name, (tokens, length) in product(size.models, size.batches):
         yield case(name, tokens, length), partial(step, name, tokens, length, False)
     name, (tokens, length) = size.models[0], size.batches[-1]
+    for large in LARGE:
+        yield case(large, tokens, length), partial(step, large, tokens, length, False)
     for variable, value in SWITCHES:
         switched = partial(with_switch, variable, value, name, tokens, length)
         yield f"{case(name, tokens, length)}, {variable}={value}", switched

@@ -1,0 +1,145 @@
+"""Tables from the results of a visit of a GPU: the sections of gpu_quick.json, and the README's summary."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Rows = dict[str, Any]
+GRAPH = "as a CUDA graph"
+# Kinds of whole models' results → how a row of the README's table names the work.
+MODES = {"training": "masked-LM training step", "inference": "inference"}
+MODELS = {"bert-base": "BERT-base", "minilm": "MiniLM"}
+BASELINE = "Hugging Face sdpa"
+PROVIDERS = {
+    "fastenc.patch": "patched",
+    "fastenc": "fastenc",
+    "fastenc.compile_training": GRAPH,
+    "fastenc.compile_inference": GRAPH,
+}
+FAMILIES = {"deberta-v3": "DeBERTa-v3-base", "modernbert": "ModernBERT-base"}
+
+
+def quick(data: dict) -> str:
+    """The sections of gpu_quick.json as tables."""
+    parts = [
+        _if_any("check", data, _checked),
+        _if_any("time", data, _ops),
+        _if_any("peers", data, _peers),
+        _if_any("step", data, lambda cases: _steps(cases, data.get("graphs", {}).get("cases", {}))),
+        _if_any("invariant", data, _invariant),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _if_any(section: str, data: dict, table: Callable[[Rows], str]) -> str:
+    cases = data.get(section, {}).get("cases", {})
+    return table(cases) if cases else ""
+
+
+def _checked(cases: Rows) -> str:
+    right = sum(row.get("right") is True for row in cases.values())
+    worst = max(max(row["relative errors"]) for row in cases.values() if "relative errors" in row)
+    return (
+        f"Of {len(cases)} cases, dropout included, the results and gradients of {right} are right: at most {worst:.1e} "
+        "from those in float64, relative to their norm, and at most a tenth in any row."
+    )
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _time(row: Rows | None) -> str:
+    if row is None or "median_ms" not in row:
+        return "–"
+    return f"{row['median_ms'] * 1e3:,.1f} µs"
+
+
+def _ops(cases: Rows) -> str:
+    def of_direction(row: Rows | None) -> list[str]:
+        if row is None or "percent_of_roofline" not in row:
+            return [_time(row), "–"]
+        return [_time(row), f"{row['floor_ms'] * 1e3:,.1f} µs, {row['percent_of_roofline']:.0f} %"]
+
+    rows = (
+        [name, *of_direction(row.get("forward")), *of_direction(row.get("backward"))]
+        for name, row in cases.items()
+    )
+    return _table(["op", "forward", "least, share", "backward", "least, share"], rows)
+
+
+def _peers(cases: Rows) -> str:
+    names = list(
+        dict.fromkeys(name for rows in cases.values() for name in rows if name != "failed")
+    )
+    rows = (
+        [case, *(_time(of_case.get(name)) for name in names)] for case, of_case in cases.items()
+    )
+    return _table(["", *names], rows)
+
+
+def _steps(cases: Rows, graphs: Rows) -> str:
+    def cells(case: str, row: Rows) -> list[str]:
+        graph = f"{graphs[case]['ms']:.1f} ms" if "ms" in graphs.get(case, {}) else "–"
+        return [case, f"{row['ms']:.1f} ms", f"{row['tokens_per_s'] / 1e3:,.0f} k", graph]
+
+    rows = (cells(case, row) for case, row in cases.items() if "ms" in row)
+    return _table(["masked-LM step, AdamW, dropout 0.1", "time", "tokens a second", GRAPH], rows)
+
+
+def _invariant(cases: Rows) -> str:
+    def cells(case: str, row: Rows) -> list[str]:
+        same = "yes" if row["batch_invariant"]["same_bits"] else "no"
+        plain = "yes" if row["plain"]["same_bits"] else "no"
+        times = (row[name]["ms"] for name in ("plain", "batch_invariant"))
+        return [case, *(f"{time:.1f} ms" for time in times), f"{row['cost']:.2f}", plain, same]
+
+    rows = (cells(case, row) for case, row in cases.items() if "cost" in row)
+    head = [
+        "encode",
+        "without batch_invariant",
+        "with",
+        "cost",
+        "same bits without",
+        "same bits with",
+    ]
+    return _table(head, rows)
+
+
+def summary(load: Callable[[Path, str], dict | None], devices: Iterable[Path]) -> str:
+    """The README's table of whole models on GPUs: speed relative to Hugging Face sdpa in the same run."""
+    parts = []
+    for device in devices:
+        rows, machine = [], None
+        for model, mode in ((model, mode) for mode in MODES for model in MODELS):
+            if (data := load(device, f"models_{model}_{mode}")) is None:
+                continue
+            machine = machine or data["machine"]
+            for case, of_case in data["cases"].items():
+                title = f"{MODELS[model]}, {MODES[mode]}, {case.removeprefix(f'{mode}, ')}"
+                rows.append(_relative(title, of_case, BASELINE))
+        families = load(device, "families")
+        on_gpu = families is not None and device.name.startswith("nvidia")
+        for case, of_case in (families["cases"] if on_gpu else {}).items():
+            name, _, rest = case.partition(", ")
+            kind = "" if rest.endswith("training step") else ", inference"
+            rows.append(
+                _relative(f"{FAMILIES.get(name, name)}, {rest}{kind}", of_case, "Hugging Face")
+            )
+        if rows and machine is not None and device.name.startswith("nvidia"):
+            head = [f"{machine['device']}, bfloat16", "Hugging Face", "patched", "fastenc", GRAPH]
+            parts.append(_table(head, rows))
+    return "\n\n".join(parts or ["Not measured yet."]) + "\n"
+
+
+def _relative(title: str, rows: Rows, baseline: str) -> list[str]:
+    """The baseline's time, and how many times as fast each of our ways is."""
+    shown = dict.fromkeys(("patched", "fastenc", GRAPH), "–")
+    for provider, row in rows.items():
+        name = PROVIDERS.get(provider) or ("patched" if "patched" in provider else "")
+        if name and "speedup" in row:
+            shown[name] = f"{row['speedup']:.2f}×"
+    base = rows[baseline]
+    time = f"{base['median_ms']:,.1f} ms" if "median_ms" in base else "–"
+    return [title, time, *shown.values()]
