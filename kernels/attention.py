@@ -681,15 +681,17 @@ def _of_wide_heads(kernel: str) -> dict:
     return _launch(64 if kernel == "forward" else 32, 32, 8)
 
 
-def config_delta(head_dim: int, precision: str) -> dict:
+def config_delta(head_dim: int, precision: str, biased: bool) -> dict:
     """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
 
-    precision: as for the others.
+    precision, biased: as for the others.
     """
     if precision == "ieee":
         # Wide heads take about 170 registers: three programs of four warps fit on a multiprocessor, or one of eight.
         block_m, warps = (16, 8) if head_dim <= 64 else (8, 4)
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "num_warps": warps}
+    if precision == "half" and head_dim <= 64 and not biased:
+        return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
     block_n = 64 if precision == "half" and head_dim <= 128 else 32
     return {"BLOCK_M": 32 if head_dim <= 128 else 16, "BLOCK_N": block_n, "num_warps": 4}
 
@@ -986,7 +988,7 @@ def _backward(
     if division.any_length:
         arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
-        launch = config_delta(head_dim, _precision(arguments))
+        launch = config_delta(head_dim, _precision(arguments), _biased(arguments))
         of_grid, grid = _blocks(division, attention_call.max_seqlen_q, launch["BLOCK_M"], arguments)
         named |= arguments | of_grid
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}

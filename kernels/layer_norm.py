@@ -296,12 +296,13 @@ def chunks(width: int, itemsize: int) -> tuple[int, int]:
 
 @tunable(
     "layer_norm",
-    # Of the backward: turns ahead and programs for each multiprocessor.
-    candidates=tuple(
-        {"ROWS": rows, "num_warps": rows, "STAGES": stages, "PROGRAMS": programs}
-        for rows, programs, stages in (
-            (4, 2, 1), (4, 2, 2), (4, 2, 3), (4, 2, 4), (4, 3, 2), (4, 3, 3), (8, 1, 3), (8, 1, 4),
-        )
+    # Of the backward.
+    candidates=(
+        *(
+            {"STAGES": stages, "PROGRAMS": programs}
+            for stages, programs in ((1, 2), (2, 2), (3, 2), (4, 2), (2, 3), (3, 3))
+        ),
+        {"ROWS": 8, "num_warps": 8, "STAGES": 3, "PROGRAMS": 1},
     ),
     ROWS=(4, 8),
     num_warps=(4, 8),
