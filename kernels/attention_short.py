@@ -89,7 +89,7 @@ def _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK: tl.constexpr):
         starts_here = tl.load(starts_ptr + first) == first
         first = tl.where(starts_here, first, tl.load(ends_ptr + first))
         last_start, last = tl.load(starts_ptr + end), tl.load(ends_ptr + end)
-        last = tl.where(last - last_start > BLOCK, last_start, last)  # other kernels take longer ones
+        last = tl.where(last - last_start > BLOCK, last_start, last)  # left to other kernels
         full = first + BLOCK
         inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
         middle = tl.minimum(inside, last)
@@ -369,9 +369,10 @@ def _attention_short_bwd_kernel(
 @tunable(
     "attention_short",
     bucketed=("max_seqlen",),
+    # Two stages: a program copies the next rows to shared memory while it computes.
     candidates=(
         {"ROWS": 64, "num_warps": 4},
-        {"ROWS": 64, "num_warps": 8, "num_stages": 2},  # copies the next rows to shared memory while it computes
+        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
         {"ROWS": 128, "num_warps": 8},
     ),
     ROWS=(32, 64),
