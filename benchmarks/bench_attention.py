@@ -43,6 +43,7 @@ from benchmarks.gpu_quick import problems
 from benchmarks.lengths import NAMES
 from benchmarks.lengths import lengths as real_lengths
 from fastenc.ops import attention, cross_attention, unpack
+from fastenc.ops.attention import sequence_bounds
 from fastenc.ops.attention_blocks import attention_blocks
 from fastenc.packing import PackedBatch, pack_sequences
 
@@ -448,10 +449,11 @@ def main() -> None:
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
-    yield from attention_problems(dtype, (64, 32), p=(0.1, 0.0))
+    yield from attention_problems(dtype, (64, 32), p=(0.1, 0.0), lengths=(512, 128, 64))
 
 
 def tuned_rarely(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
+    yield from attention_problems(dtype, (64, 32), p=(0.1, 0.0), lengths=(256, 32))
     # The second kernel of the deterministic backward; its first kernel uses the entries of the atomic one.
     for length in (512, 256) if dtype != torch.float32 else ():
         lengths = [length] * (TOKENS // length)
@@ -467,15 +469,19 @@ def tuned_rarely(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
 
 
 def attention_problems(
-    dtype: torch.dtype, dims: tuple[int, ...], p: tuple[float, ...], full: bool = False
+    dtype: torch.dtype,
+    dims: tuple[int, ...],
+    p: tuple[float, ...],
+    full: bool = False,
+    lengths: tuple[int, ...] = (512, 128, 256, 64, 32),
 ) -> Iterator[Callable[[], Problem]]:
     """full: whether products are full float32 instead of TF32."""
     options = {} if full else attention_options(dtype)
     for dim in dims:
         for probability in p:
-            for length in (512, 128, 256, 64, 32):
-                lengths = [length] * (TOKENS // length)
-                yield partial(attention_problem, lengths, 12, dim, dtype, probability, **options)
+            for length in lengths:
+                equal = [length] * (TOKENS // length)
+                yield partial(attention_problem, equal, 12, dim, dtype, probability, **options)
 
 
 def attention_options(dtype: torch.dtype) -> dict:
@@ -516,9 +522,11 @@ def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Pr
 def visited_problem(size: problems.Size, lengths: list[int], p: float) -> problems.Problem:
     one, flops = sum(lengths) * size.width, 4 * sum(n * n for n in lengths) * size.width
     like = torch.empty(sum(lengths), 0, dtype=problems.DTYPE, device=DEVICE)
-    blocks = attention_blocks(like, problems.offsets_of(lengths), max(lengths))
+    given = like, problems.offsets_of(lengths), max(lengths)
+    # Made once for all layers, as in a model.
+    more = {"bounds": sequence_bounds(*given), "blocks": attention_blocks(*given)}
     least = problems.work(4 * one, flops), problems.work(7 * one, 2.5 * flops)
-    return problems.problem("attention", size.of(lengths), *least, dropout_p=p, blocks=blocks)
+    return problems.problem("attention", size.of(lengths), *least, dropout_p=p, **more)
 
 
 if __name__ == "__main__":

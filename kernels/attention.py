@@ -602,11 +602,30 @@ def _attention_bwd_q_kernel(
         store_sums(sums, tl.sum(dq, 0), D, BLOCK_D)
 
 
+def _launch(
+    block_m: int, block_n: int, num_warps: int, num_stages: int = 2, maxnreg: int | None = None
+) -> dict:
+    tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps}
+    return {**tile, "num_stages": num_stages, "maxnreg": maxnreg}
+
+
+# Launches to try. A program keeps one side and reads the other from the L2 cache, so a block of 128 on the side that it
+# keeps halves what it reads, and in the backward what it adds atomically.
+_LAUNCHES = (
+    _launch(64, 64, 4),
+    _launch(64, 128, 8),
+    _launch(64, 64, 4, 3),
+    _launch(64, 128, 4),
+    _launch(128, 64, 8, 3, 128),
+    _launch(128, 128, 8),
+)
+
+
 @tunable(
     "attention",
     bucketed=("max_seqlen",),
-    # Larger blocks of keys need more warps. Two kernels add nothing atomically, and compute the scores twice.
-    candidates=({"BLOCK_N": 128, "num_warps": 8}, {"ATOMIC": False}),
+    # Two kernels add nothing atomically, and compute the scores twice.
+    candidates=(*_LAUNCHES, *({**launch, "ATOMIC": False} for launch in _LAUNCHES[:2])),
     BLOCK_M=(32, 64, 128),
     BLOCK_N=(32, 64, 128),
     num_warps=(4, 8),
@@ -620,8 +639,9 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
 
     "backward_kv" has ATOMIC: whether it adds dq atomically; if not, "backward_q" computes it.
 
-    64 query rows take 4 warps, because 8 warps would compute each softmax twice. Without warp groups backward_kv, which
-    keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
+    64 query rows take 4 warps, because 8 warps would compute each softmax twice. With warp groups a program keeps 128
+    rows, queries or in backward_kv keys, because with 64 the L2 cache is slower than the matrix instructions. Without
+    warp groups backward_kv, which keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
     """
     launch = _tile_and_warps(kernel, head_dim, precision, biased, warp_groups)
     return {**launch, "ATOMIC": True} if kernel == "backward_kv" else launch
@@ -631,7 +651,10 @@ def _tile_and_warps(
     kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool
 ) -> dict:
     if warp_groups and precision == "half" and head_dim <= 64 and not biased:
-        return _launch(64, 128 if kernel == "forward" else 64, 4)
+        if kernel == "backward_kv":
+            return _launch(64, 128, 8)
+        # Two programs of the forward fit on a multiprocessor.
+        return _launch(128, 64, 8, 3, maxnreg=128 if kernel == "forward" else None)
     if head_dim > 128:
         return _of_wide_heads(kernel)
     if precision == "ieee":
@@ -658,15 +681,17 @@ def _of_wide_heads(kernel: str) -> dict:
     return _launch(64 if kernel == "forward" else 32, 32, 8)
 
 
-def config_delta(head_dim: int, precision: str) -> dict:
+def config_delta(head_dim: int, precision: str, biased: bool) -> dict:
     """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
 
-    precision: as for the others.
+    precision, biased: as for the others.
     """
     if precision == "ieee":
         # Wide heads take about 170 registers: three programs of four warps fit on a multiprocessor, or one of eight.
         block_m, warps = (16, 8) if head_dim <= 64 else (8, 4)
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "num_warps": warps}
+    if precision == "half" and head_dim <= 64 and not biased:
+        return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4}
     block_n = 64 if precision == "half" and head_dim <= 128 else 32
     return {"BLOCK_M": 32 if head_dim <= 128 else 16, "BLOCK_N": block_n, "num_warps": 4}
 
@@ -715,10 +740,6 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
         # T5's decoder: a causal window and a relative bias.
         others = dict.fromkeys(("alibi_ptr", "key_bias_ptr"))
         yield " window and relative_ptr alone", kernel, {**constants, **others}
-
-
-def _launch(block_m: int, block_n: int, num_warps: int) -> dict:
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": 2}
 
 
 def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
@@ -967,7 +988,7 @@ def _backward(
     if division.any_length:
         arguments["record_ptr"] = new_record(lse)
         named = {"out_ptr": out, "dlse_ptr": _contiguous(dlse), "lse_ptr": lse}
-        launch = config_delta(head_dim, _precision(arguments))
+        launch = config_delta(head_dim, _precision(arguments), _biased(arguments))
         of_grid, grid = _blocks(division, attention_call.max_seqlen_q, launch["BLOCK_M"], arguments)
         named |= arguments | of_grid
         taken = {name: named[name] for name in _attention_delta_kernel.arg_names if name in named}

@@ -82,35 +82,37 @@ def _sequence_bounds_kernel(
 @triton.jit
 def _tile(starts_ptr, ends_ptr, total_tokens, tiles, BLOCK: tl.constexpr):
     """(first token, one past the last) of this program's tile."""
-    edge = tl.program_id(0) // tiles * BLOCK
-    starts_here = tl.load(starts_ptr + edge) == edge
-    first = tl.where(starts_here, edge, tl.load(ends_ptr + edge))
-    end = tl.minimum(edge + BLOCK, total_tokens) - 1
-    last_start, last = tl.load(starts_ptr + end), tl.load(ends_ptr + end)
-    last = tl.where(last - last_start > BLOCK, last_start, last)  # other kernels take longer ones
-    full = first + BLOCK
-    inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
-    middle = tl.minimum(inside, last)
-    second = tl.program_id(0) % tiles == 1
-    return tl.where(second, middle, first), tl.where(second, last, middle)
+    first = tl.program_id(0) // tiles * BLOCK
+    last = tl.minimum(first + BLOCK, total_tokens)
+    if tiles > 1:  # else the tile is a whole segment, and nothing is read
+        end = last - 1
+        starts_here = tl.load(starts_ptr + first) == first
+        first = tl.where(starts_here, first, tl.load(ends_ptr + first))
+        last_start, last = tl.load(starts_ptr + end), tl.load(ends_ptr + end)
+        last = tl.where(last - last_start > BLOCK, last_start, last)  # left to other kernels
+        full = first + BLOCK
+        inside = tl.load(starts_ptr + full, mask=full < total_tokens, other=2147483647)
+        middle = tl.minimum(inside, last)
+        if tl.program_id(0) % tiles == 1:
+            first = middle
+        else:
+            last = middle
+    return first, last
 
 
 @triton.jit
-def _softmax(q, k, row_starts, starts, qk_scale, PRECISION: tl.constexpr):
-    """(exp2 of the scores above their maxima, maxima, sums); a row that is no token, with start -1, gets zeros."""
+def _softmax(q, k, positions, lengths, qk_scale, PRECISION: tl.constexpr):
+    """(exp2 of the scores above their maxima, maxima, sums); a row that is no token, with length 0, gets zeros.
+
+    positions: the keys' positions in each row's sequence.
+    """
     s = tl.dot(q, k.T, input_precision=PRECISION)
-    s = tl.where(row_starts[:, None] == starts[None, :], s, float("-inf"))
-    exists = row_starts >= 0
+    # Unsigned, so that a key before the sequence is past its end too.
+    s = tl.where(positions.to(tl.uint32) < lengths.to(tl.uint32)[:, None], s, float("-inf"))
+    exists = lengths > 0
     row_max = tl.where(exists, scaled(tl.max(s, 1), qk_scale), 0.0)
     p = tl.math.exp2(s * unit_of(row_max, qk_scale)[:, None] - row_max[:, None])
     return p, row_max, tl.where(exists, tl.sum(p, 1), 1.0)
-
-
-@triton.jit
-def _is_kept(rng, head, tokens, row_starts, keys, threshold):
-    """(rows, keys); a column of the mask is a key's position in its sequence."""
-    columns = spread(keys)[None, :] - spread(row_starts)[:, None]
-    return is_kept(row_keys(rng, head, tokens[:, None]), columns, threshold)
 
 
 @triton.jit(do_not_specialize=["total_tokens", "tiles", "threshold"])
@@ -151,7 +153,6 @@ def _attention_short_fwd_kernel(
         rng = load_rng(rng_ptr)
     keys = first + tl.arange(0, BLOCK)
     valid = keys < last
-    starts = tl.load(starts_ptr + keys, mask=valid, other=-2)
     key_head = wide_head // GROUP
     k = load_rows(k_ptr + key_head * stride_k_head, keys, stride_k_token, valid, D, BLOCK_D)
     v = load_rows(v_ptr + key_head * stride_v_head, keys, stride_v_token, valid, D, BLOCK_D)
@@ -161,12 +162,17 @@ def _attention_short_fwd_kernel(
     for start_m in tl.range(0 if ONCE else first, ROWS if ONCE else last, ROWS):
         tokens = (first if ONCE else start_m) + tl.arange(0, ROWS)
         mask_m = tokens < last
-        row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=-1)
+        row_starts = tl.load(starts_ptr + tokens, mask=mask_m, other=0)
+        lengths = tl.load(ends_ptr + tokens, mask=mask_m, other=0) - row_starts
         q = load_rows(q_ptr + wide_head * stride_q_head, tokens, stride_q_token, mask_m, D, BLOCK_D)
-        p, row_max, row_sum = _softmax(q, k, row_starts, starts, scale * LOG2_E, PRECISION)
+        positions = keys[None, :] - row_starts[:, None]
+        p, row_max, row_sum = _softmax(q, k, positions, lengths, scale * LOG2_E, PRECISION)
         factor = 1.0 / row_sum
         if rng_ptr is not None:
-            p = tl.where(_is_kept(rng, head, tokens, row_starts, keys, threshold), p, 0.0)
+            # Not of the positions, which would stay in registers during the softmax.
+            columns = spread(keys)[None, :] - spread(row_starts)[:, None]
+            mask_keys = row_keys(rng, head, tokens[:, None])
+            p = tl.where(is_kept(mask_keys, columns, threshold), p, 0.0)
             factor *= drop_scale
         out = tl.dot(p.to(v.dtype), v, input_precision=PRECISION) * factor[:, None]
         store_rows(out_ptr + head * D, tokens, H * D, mask_m, out, D, BLOCK_D)
@@ -360,19 +366,32 @@ def _attention_short_bwd_kernel(
         store_sums(sums + 2 * H * D, tl.sum(dv, 0), D, BLOCK_D)
 
 
-@tunable("attention_short", bucketed=("max_seqlen",), ROWS=(16, 32, 64), num_warps=(4, 8, 16))
+@tunable(
+    "attention_short",
+    bucketed=("max_seqlen",),
+    # Two stages: a program copies the next rows to shared memory while it computes.
+    candidates=(
+        {"ROWS": 64, "num_warps": 4},
+        {"ROWS": 64, "num_warps": 8, "num_stages": 2},
+        {"ROWS": 128, "num_warps": 8},
+    ),
+    ROWS=(32, 64),
+    num_stages=(1, 2),
+)
 def config(head_dim: int, max_seqlen: int, backward: bool, warp_groups: bool) -> dict:
     """Launch parameters where no table has better ones.
 
     warp_groups: the device's matrix instructions run on groups of four warps (wgmma), which needs tiles of 64 rows.
 
     Where every sequence fits in 64 tokens, tiles have 64 tokens, because less of a tile is masked then. ROWS is the
-    largest number of query rows without spills on sm_80. The backward has fewer, because it also keeps dk and dv.
+    largest number of query rows without spills. The backward has fewer, because it also keeps dk and dv.
     """
     small = max_seqlen <= 64
     if warp_groups and head_dim <= 64:
-        block, warps = (64, 4) if small else (LONGEST, 8 if backward else 4)
-        return {"BLOCK": block, "ROWS": 64, "num_warps": warps, "num_stages": 1}
+        if small:
+            return {"BLOCK": 64, "ROWS": 64, "num_warps": 4, "num_stages": 1}
+        rows = 64 if backward else LONGEST
+        return {"BLOCK": LONGEST, "ROWS": rows, "num_warps": 8, "num_stages": 1}
     rows = 32
     if head_dim <= 32 and (backward or not small):
         rows = 16  # narrow heads leave the compiler so much room that it unrolls past the registers

@@ -59,13 +59,15 @@ def _bias_gelu_bwd_kernel(
 ):
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = (first + tl.arange(0, ROWS))[:, None]
         mask = (row < rows) & (column < width)
         index = row.to(tl.int64) * width + column
         u = tl.load(x_ptr + index, mask=mask, other=0.0).to(tl.float32)
         if HAS_BIAS:
-            u += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+            u += bias
         dx = tl.load(dy_ptr + index, mask=mask, other=0.0).to(tl.float32)
         dx *= slope(u, gate(u, ACTIVATION, NARROW), ACTIVATION, NARROW)
         tl.store(dx_ptr + index, dx.to(dx_ptr.dtype.element_ty), mask=mask)

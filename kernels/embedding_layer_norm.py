@@ -329,7 +329,8 @@ def _add_long_kernel(
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, itemsize: int, backward: bool) -> dict:
     """Launch parameters of forward and backward where no table has better ones: those of layer_norm.py."""
-    return layer_norm.config.rule(width, itemsize, backward)
+    launch = layer_norm.config.rule(width, itemsize, backward)
+    return {name: launch[name] for name in ("CHUNK", "CHUNKS", "ROWS", "num_warps")}
 
 
 def compiled_keys() -> Iterator[dict]:

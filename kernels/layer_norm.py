@@ -11,7 +11,9 @@ has whole rows, so sums over a row need no barrier. Weights and biases are loade
 one-dimensional load would have another layout, whose conversion goes through shared memory.
 
 The backward is persistent: each program takes many rows, keeps its partial column sums (dweight, dbias, dx_bias) in
-registers and writes them once. A second kernel adds up the programs' sums.
+registers and writes them once. These sums leave room for few warps on a multiprocessor, too few to hide the latency of
+memory. So the rows of the next STAGES - 1 turns are copied to shared memory while a turn computes. A second kernel adds
+up the programs' sums.
 
 Bytes per element, 2-byte types: forward 4 to 8 (x, y, and if present residual and h), backward 6 to 10.
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -163,8 +165,17 @@ def _layer_norm_bwd_kernel(
     WANTS_AFFINE: tl.constexpr,
     WANTS_X_BIAS: tl.constexpr,
     RMS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     WHOLE: tl.constexpr = CHUNK * CHUNKS == WIDTH
+    if HAS_DROPOUT:
+        rng = load_rng(rng_ptr)
+    weights = ()
+    if HAS_WEIGHT:
+        for c in tl.static_range(CHUNKS):
+            place = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
+            weight = tl.load(weight_ptr + place, mask=place < WIDTH, other=0.0)
+            weights = weights + (weight,)  # noqa: RUF005
     dweights = ()
     dbiases = ()
     dx_biases = ()
@@ -172,12 +183,13 @@ def _layer_norm_bwd_kernel(
         dweights = dweights + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
         dbiases = dbiases + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
         dx_biases = dx_biases + (tl.zeros([ROWS, CHUNK], tl.float32),)  # noqa: RUF005
-    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    each = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, rows, each, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS))[:, None]
         start = row.to(tl.int64) * WIDTH
         inside = row < rows
         if HAS_DROPOUT:
-            keys = row_keys(load_rng(rng_ptr), 0, row)
+            keys = row_keys(rng, 0, row)
         mean = tl.load(mean_ptr + row, mask=inside, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=inside, other=0.0)
         sum_g = tl.zeros([ROWS, CHUNK], tl.float32)
@@ -195,7 +207,7 @@ def _layer_norm_bwd_kernel(
             xhat = (h - mean) * rstd
             g = dy
             if HAS_WEIGHT:
-                g = dy * tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
+                g = dy * weights[c].to(tl.float32)
             sum_g += g
             sum_gx += g * xhat
             xhats = xhats + (xhat,)  # noqa: RUF005
@@ -244,11 +256,12 @@ def _add_programs_kernel(
     FIRST: tl.constexpr,  # of the sums that are wanted
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     which = tl.program_id(1) + FIRST
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     partial = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in tl.range(0, programs, ROWS):
+    for first in tl.range(0, programs, ROWS, num_stages=STAGES):
         program = first + tl.arange(0, ROWS)
         index = (program * 3 + which)[:, None] * width + column[None, :]
         mask = (program < programs)[:, None] & (column < width)[None, :]
@@ -262,6 +275,8 @@ def _add_programs_kernel(
         tl.store(dx_bias_ptr + column, sums, mask=column < width)
 
 
+# Launch of _add_programs_kernel. The sums of 264 programs take three turns, whose loads are all under way at once.
+ADD = {"ROWS": 128, "BLOCK": 32, "STAGES": 4, "num_warps": 8}
 LANES_BYTES = 512  # bytes that a warp reads at a time, 16 per lane
 
 
@@ -279,11 +294,26 @@ def chunks(width: int, itemsize: int) -> tuple[int, int]:
     return triton.next_power_of_2(width), 1
 
 
-@tunable("layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
+@tunable(
+    "layer_norm",
+    # Of the backward.
+    candidates=(
+        *(
+            {"STAGES": stages, "PROGRAMS": programs}
+            for stages, programs in ((1, 2), (2, 2), (3, 2), (4, 2), (2, 3), (3, 3))
+        ),
+        {"ROWS": 8, "num_warps": 8, "STAGES": 3, "PROGRAMS": 1},
+    ),
+    ROWS=(4, 8),
+    num_warps=(4, 8),
+)
 def config(width: int, itemsize: int, backward: bool) -> dict:
     """Launch parameters where no table has better ones.
 
     Narrow rows: each warp has one or more whole rows. Wide rows: all warps share a row.
+
+    The backward has STAGES, the turns of its loop whose rows are in shared memory at a time (1: none), and PROGRAMS,
+    for each multiprocessor: as many as its registers hold. Of the widest rows they hold one; the second one waits.
     """
     chunk, count = chunks(width, itemsize)
     if chunk * itemsize <= LANES_BYTES:
@@ -292,7 +322,11 @@ def config(width: int, itemsize: int, backward: bool) -> dict:
         # About 1,024 elements for each warp of a program stay in registers. Triton needs a power of two of rows.
         rows = 1 << (min(8, (1024 if backward else 2048) // (chunk * count)) or 1).bit_length() - 1
         warps = max(4, triton.next_power_of_2(width) // (512 if backward else 1024))
-    return {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
+    launch = {"CHUNK": chunk, "CHUNKS": count, "ROWS": rows, "num_warps": warps}
+    if backward:
+        stages = (3 if itemsize == 2 else 2) if chunk * itemsize <= LANES_BYTES else 1
+        launch |= {"STAGES": stages, "PROGRAMS": backward_programs(width)}
+    return launch
 
 
 # With these widths a test compiles every launch that the rule gives for transformers' usual widths.
@@ -330,10 +364,7 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
 
 
 def backward_programs(width: int) -> int:
-    """Number of programs for each multiprocessor: as many as its registers hold.
-
-    Of the widest rows they hold one program; the second one waits.
-    """
+    """Number of programs of a backward for each multiprocessor."""
     return 4 if width <= 256 else 2
 
 
@@ -411,9 +442,9 @@ def layer_norm_backward(
     width = h.shape[-1]
     rows = h.numel() // width if width else 0
     threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
-    launch = config(max(1, width), h.element_size(), True, like=h, dropout=threshold > 0)
+    launch = dict(config(max(1, width), h.element_size(), True, like=h, dropout=threshold > 0))
     # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
-    max_programs = persistent_programs(h.device, backward_programs(width))
+    max_programs = persistent_programs(h.device, launch.pop("PROGRAMS"))
     programs = max(1, min(max_programs, triton.cdiv(rows, launch["ROWS"])))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if rng_state is not None else h.new_empty((0,))
@@ -454,7 +485,7 @@ def layer_norm_backward(
         first, last = 0 if wants_affine else 2, 3 if wants_x_bias else 2
         run(
             _add_programs_kernel,
-            (triton.cdiv(width, 64), last - first),
+            (triton.cdiv(width, ADD["BLOCK"]), last - first),
             partial,
             dweight,
             dbias,
@@ -462,8 +493,6 @@ def layer_norm_backward(
             programs,
             width,
             FIRST=first,
-            ROWS=32,
-            BLOCK=64,
-            num_warps=4,
+            **ADD,
         )
     return dh, dx, dweight, dbias, dx_bias

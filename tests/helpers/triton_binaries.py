@@ -120,12 +120,13 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         for precision in ("half", "tf32", "ieee") if dim <= 128 else ("half",):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            constants = shape_constants(key) | attention.config_delta(dim, precision)
             kernel, name = (
                 attention._attention_delta_kernel,
                 f"attention delta {dim} precision={precision}",
             )
+            constants = shape_constants(key) | attention.config_delta(dim, precision, True)
             yield f"{name} biased", kernel, ELEMENTS[dtype], {**constants, "WINDOW": True}
+            constants |= attention.config_delta(dim, precision, False)
             yield name, kernel, ELEMENTS[dtype], {**constants, **unbiased}
             constants = shape_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)

@@ -81,18 +81,19 @@ BLOCK_SPARSE = "block_sparse_attention kernel={} head_dim=64 precision=half dtyp
 LINEAR_GELU = "linear_gelu width=3072 inner=768 backward={} dtype=bfloat16"
 BUDGETS = {
     90: [
-        Budget(LONG.format("forward", False, True), 64, (7.5, 7.9), 192, "wgmma"),
-        Budget(LONG.format("forward", True, True), 64, (17.0, 17.3), 240, "wgmma"),
-        Budget(LONG.format("backward_kv", False, True), 32, (17.1, 18.0), 255, "wgmma"),
-        Budget(LONG.format("backward_kv", True, True), 32, (24.8, 25.8), 255, "wgmma"),
-        Budget(LONG.format("backward_q", False, True), 32, (9.1, 10.0), 168, "wgmma"),
-        Budget(LONG.format("backward_q", True, True), 32, (16.5, 17.6), 240, "wgmma"),
-        Budget(SHORT.format(False, False), 64, (11.3, 11.7), 168, "wgmma"),
-        Budget(SHORT.format(False, True), 64, (28.5, 21.8), 192, "wgmma"),
+        Budget(LONG.format("forward", False, True), 32, (10.1, 10.5), 128, "wgmma"),
+        Budget(LONG.format("forward", True, True), 32, (19.2, 19.8), 128, "wgmma"),
+        Budget(LONG.format("backward_kv", False, True), 32, (15.0, 18.0), 255, "wgmma"),
+        Budget(LONG.format("backward_kv", True, True), 32, (22.6, 25.8), 255, "wgmma"),
+        Budget(LONG.format("backward_q", False, True), 32, (9.4, 10.3), 176, "wgmma"),
+        Budget(LONG.format("backward_q", True, True), 32, (16.9, 18.3), 240, "wgmma"),
+        # Of the whole kernel, which has no loop.
+        Budget(SHORT.format(False, False), 64, (20.5, 20.5), 128, "wgmma"),
+        Budget(SHORT.format(False, True), 64, (34.3, 29.3), 128, "wgmma"),
         Budget(SHORT.format(True, False), 32, (22.9, 24.3), 255, "wgmma"),
         Budget(SHORT.format(True, True), 32, (30.8, 31.9), 255, "wgmma"),
         Budget(NORM.format("", False), 24, (43.7, 44.0), 56, None),
-        Budget(NORM.format("", True), 24, (33.0, 33.0), 216, None),
+        Budget(NORM.format("", True), 24, (31.1, 31.7), 248, None),
         Budget(NORM.format("embedding_", False), 24, (45.2, 43.5), 96, None),
         Budget(NORM.format("embedding_", True), 24, (37.0, 37.0), 168, None),
         Budget(
@@ -125,7 +126,7 @@ BUDGETS = {
     80: [
         Budget(LONG.format("forward", True, False), 32, (21.6, 20.8), 184, "mma"),
         Budget(LONG.format("backward_kv", True, False), 16, (34.6, 39.7), 255, "mma"),
-        Budget(NORM.format("", True), 24, (33.0, 33.0), 224, None),
+        Budget(NORM.format("", True), 24, (31.2, 31.9), 248, None),
         Budget(DISENTANGLED.format("forward"), 8, (92.0, 92.0), 255, "mma"),
         Budget(DISENTANGLED.format("backward_kv"), 4, (147.0, 145.0), 255, "mma"),
         Budget("linear bf16 ieee", 64, (2.5, 3.0), 168, "mma"),
@@ -255,7 +256,7 @@ def test_a_kernel_of_each_sort_keeps_its_budget(capability):
 
 
 def assert_within(budgets: list[Budget], capability: int) -> None:
-    """No kernel spills; on sm_90 no warp waits for another in the loop of a norm."""
+    """No kernel spills; in the loop of a norm warps wait for another only where rows are copied to shared memory."""
     binaries = compiled(capability, *(budget.name for budget in budgets))
     over = {}
     for budget in budgets:
@@ -266,7 +267,7 @@ def assert_within(budgets: list[Budget], capability: int) -> None:
             and binary["registers"] <= budget.registers
             and matrix_instruction(binary) == budget.matrix
             and max(binary["stack"], binary["spills"]) == 0
-            and ("layer_norm" not in budget.name or binary["loop barriers"] == 0)
+            and ("layer_norm" not in budget.name or binary["loop barriers"] <= 2)
         )
         if not keeps:
             over[budget.name] = {"instructions an element": each, **binary}
