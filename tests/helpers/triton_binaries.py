@@ -57,7 +57,7 @@ FLOAT32_POINTERS |= {"window_lse", "others_lse", "dwindow_lse", "dothers_lse"}
 FLOAT32_POINTERS |= {"alibi", "relative", "key_bias", "table", "found_inf"}
 INTEGER_POINTERS = {
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "bounds", "blocks"), "*i32"),
-    **dict.fromkeys(("all_blocks", "long_blocks", "starts", "counts"), "*i32"),
+    **dict.fromkeys(("all_blocks", "long_blocks", "starts", "counts", "slots"), "*i32"),
     **dict.fromkeys(("argmax", "seqused", "last", "finished", "record"), "*i32"),
     **dict.fromkeys(("rng", "keys", "seed", "ids", "indices"), "*i64"),
     **dict.fromkeys(("positions", "types", "order"), "*i64"),

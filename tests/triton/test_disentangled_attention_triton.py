@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fastenc.kernels import disentangled_attention as kernels
 
 from fastenc.ops import disentangled_attention
 from fastenc.testing import assert_within_budget
@@ -29,6 +30,19 @@ def test_values_and_gradients_keep_the_budget(triton_target, terms):
         peers = [(out := plain(x), *gradients(out, x, dout)) for x in (inputs, exact)]
         for number, values in enumerate(zip(actual, *peers, strict=True)):
             assert_within_budget(*values, f"result {number}")
+
+
+def test_sequences_of_several_blocks_one_head_at_a_time(triton_target, monkeypatch):
+    monkeypatch.setattr(kernels, "WORKSPACE", 1)
+    lengths = (130, 64, 1, 65)
+    inputs = inputs_of(lengths, 2, 16, buckets=16, farthest=100)
+    half, dout = inputs.to(torch.float16), torch.randn(sum(lengths), 2, 16)
+    actual = results(triton_target, half, dout, softmax_scale=0.2)
+    exact = half.to(torch.float64)
+    out = disentangled_attention(**exact.arguments(), softmax_scale=0.2, impl="reference")
+    for ours, theirs in zip(actual, (out, *gradients(out, exact, dout)), strict=True):
+        error = torch.linalg.vector_norm(ours.double() - theirs) / torch.linalg.vector_norm(theirs)
+        assert error < 1.5e-3
 
 
 def test_dropout_and_its_gradients_are_the_references(triton_target):

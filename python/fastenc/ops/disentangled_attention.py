@@ -54,9 +54,11 @@ def disentangled_attention(
     Raises: ValueError stating rule, received value, remedy.
     Numerics: fp32 arithmetic. On a GPU, products of float32 are in TF32 if torch.backends.cuda.matmul allows it.
         Deterministic: yes; no result depends on the number of threads.
-    Memory: C++ and Triton keep nothing of size length x length. Both keep the tables with a row for each distance up to
-        the longest sequence. C++'s backward has up to 32 sums of the tables' gradients, each of 2 * length - 1 rows of
-        one head; Triton's backward has sums over groups of sequences, of about 1,024 blocks of distances.
+    Memory: C++ and Triton's forward keep nothing of size length x length. Both keep the tables with a row for each
+        distance up to the longest sequence. C++'s backward has up to 32 sums of the tables' gradients, each of
+        2 * length - 1 rows of one head. Triton's backward keeps the gradients of the scores of as many heads as fit
+        into 256 MiB, of one at least: three numbers in qkv's dtype for each token and position in the longest sequence.
+        It also has sums of the tables' gradients over groups of sequences, of about 2,048 blocks of 64 distances.
     Differentiable: qkv, position_keys, position_queries.
     Source: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543 (one table of slots for both terms).
     """
