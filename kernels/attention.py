@@ -626,9 +626,6 @@ _LAUNCHES = (
     bucketed=("max_seqlen",),
     # Two kernels add nothing atomically, and compute the scores twice.
     candidates=(*_LAUNCHES, *({**launch, "ATOMIC": False} for launch in _LAUNCHES[:2])),
-    BLOCK_M=(32, 64, 128),
-    BLOCK_N=(32, 64, 128),
-    num_warps=(4, 8),
     num_stages=(1, 2, 3, 4),
 )
 def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool) -> dict:
