@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def tuned(dtype: torch.dtype) -> Iterator[Callable[[], Problem]]:
-    for width in (768, 1024, 384):
+    for width in (768, 384, 1024):
         for p in (0.1, 0.0):
             yield partial(norm_problem, TOKENS, width, dtype, p)
 

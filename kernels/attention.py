@@ -609,26 +609,30 @@ def _launch(
     return {**tile, "num_stages": num_stages, "maxnreg": maxnreg}
 
 
-# Launches to try. A program keeps one side and reads the other from the L2 cache, so a block of 128 on the side that it
-# keeps halves what it reads, and in the backward what it adds atomically.
-_LAUNCHES = (
-    _launch(64, 64, 4),
-    _launch(64, 128, 8),
+# Launches of backward_kv to try. Fewer registers leave room for more programs on a multiprocessor.
+_BACKWARD = (
     _launch(64, 64, 4, 3),
-    _launch(64, 128, 4),
-    _launch(128, 64, 8, 3, 128),
-    _launch(128, 128, 8),
+    _launch(32, 64, 4, 3, 168),
+    _launch(64, 64, 4, 2, 168),
+    _launch(32, 128, 8, 2, 128),
+    _launch(64, 128, 4, 3),
 )
 
 
 @tunable(
     "attention",
     bucketed=("max_seqlen",),
-    # Two kernels add nothing atomically, and compute the scores twice.
-    candidates=(*_LAUNCHES, *({**launch, "ATOMIC": False} for launch in _LAUNCHES[:2])),
-    num_stages=(1, 2, 3, 4),
+    candidates=(
+        # Two kernels add nothing atomically, and compute the scores twice.
+        *({**launch, "ATOMIC": atomic} for launch, atomic in product(_BACKWARD, (True, False))),
+        _launch(64, 64, 4, 3),
+        _launch(128, 64, 8, 3, 128),
+    ),
+    num_stages=(2, 3, 4),
 )
-def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool) -> dict:
+def config(
+    kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool, dropout: bool
+) -> dict:
     """Launch parameters of "forward", "backward_kv" or "backward_q" where no table has better ones.
 
     precision: "half" for 2-byte types, else the precision of float32 products. biased: there is a window or a bias.
@@ -636,22 +640,29 @@ def config(kernel: str, head_dim: int, precision: str, biased: bool, warp_groups
 
     "backward_kv" has ATOMIC: whether it adds dq atomically; if not, "backward_q" computes it.
 
-    64 query rows take 4 warps, because 8 warps would compute each softmax twice. With warp groups a program keeps 128
-    rows, queries or in backward_kv keys, because with 64 the L2 cache is slower than the matrix instructions. Without
-    warp groups backward_kv, which keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
+    64 query rows take 4 warps, because 8 warps would compute each softmax twice. Without warp groups backward_kv, which
+    keeps two accumulators and five operands, takes 32 rows at a time: 64 rows spill.
     """
-    launch = _tile_and_warps(kernel, head_dim, precision, biased, warp_groups)
+    if warp_groups and precision == "half" and head_dim <= 64 and not biased:
+        return _of_warp_groups(kernel, head_dim, dropout)
+    launch = _tile_and_warps(kernel, head_dim, precision, biased)
     return {**launch, "ATOMIC": True} if kernel == "backward_kv" else launch
 
 
-def _tile_and_warps(
-    kernel: str, head_dim: int, precision: str, biased: bool, warp_groups: bool
-) -> dict:
-    if warp_groups and precision == "half" and head_dim <= 64 and not biased:
-        if kernel == "backward_kv":
-            return _launch(64, 128, 8)
-        # Two programs of the forward fit on a multiprocessor.
+def _of_warp_groups(kernel: str, head_dim: int, dropout: bool) -> dict:
+    """The fastest of those measured on an H200.
+
+    Two programs fit on a multiprocessor; one larger program is slower, although it reads less from the L2 cache.
+    """
+    if kernel != "backward_kv":
         return _launch(128, 64, 8, 3, maxnreg=128 if kernel == "forward" else None)
+    if dropout or head_dim > 32:
+        # Computing the scores twice is cheaper than adding dq atomically, but with dropout the mask costs more.
+        return {**_launch(64, 64, 4, 3), "ATOMIC": dropout}
+    return {**_launch(64, 128, 4, 3), "ATOMIC": True}
+
+
+def _tile_and_warps(kernel: str, head_dim: int, precision: str, biased: bool) -> dict:
     if head_dim > 128:
         return _of_wide_heads(kernel)
     if precision == "ieee":
@@ -746,9 +757,9 @@ def _config(kernel: str, max_seqlen: int, arguments: dict) -> dict:
         _precision(arguments),
         _biased(arguments),
         warp_groups(arguments["q_ptr"].device),
+        arguments["threshold"] > 0,
         like=arguments["q_ptr"],
         max_seqlen=max_seqlen,
-        dropout=arguments["threshold"] > 0,
     )
 
 

@@ -300,9 +300,14 @@ def chunks(width: int, itemsize: int) -> tuple[int, int]:
     candidates=(
         *(
             {"STAGES": stages, "PROGRAMS": programs}
-            for stages, programs in ((1, 2), (2, 2), (3, 2), (4, 2), (2, 3), (3, 3))
+            for stages, programs in ((2, 2), (3, 2), (4, 2), (3, 3))
         ),
-        {"ROWS": 8, "num_warps": 8, "STAGES": 3, "PROGRAMS": 1},
+        # Two warps share a row. Each has half as many registers, so twice as many fit on a multiprocessor.
+        *(
+            {"ROWS": rows, "num_warps": 2 * rows, "STAGES": 3, "PROGRAMS": 8 // rows}
+            for rows in (4, 2, 1)
+        ),
+        {"ROWS": 1, "num_warps": 1, "STAGES": 3, "PROGRAMS": 8},  # no warp waits for another
     ),
     ROWS=(4, 8),
     num_warps=(4, 8),

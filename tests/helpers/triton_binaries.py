@@ -110,7 +110,7 @@ def variants(op: str, key: dict, parameters: dict, origin: str):
     values = " ".join(f"{name}={value}" for name, value in key.items())
     for variant, kernel, constants in module_of(launch.registry[op]).launched(key):
         name = f"{op}{origin} {values}{variant}"
-        yield name, kernel, ELEMENTS[key["dtype"]], {**constants, **parameters}
+        yield name, kernel, ELEMENTS[key["dtype"]], {**parameters, **constants}
 
 
 def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
