@@ -718,6 +718,8 @@ def compiled_keys() -> Iterator[dict]:
     for kernel, dropout in product(("forward", "backward_kv", "backward_q"), (False, True)):
         key = {"kernel": kernel, "head_dim": 64, "precision": "half", "biased": False}
         yield {**key, "dropout": dropout, "dtype": "float16"}
+    key = {"kernel": "backward_kv", "head_dim": 32, "precision": "half", "biased": False}
+    yield {**key, "dropout": False, "dtype": "bfloat16"}
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:

@@ -205,9 +205,9 @@ def test_lengths_go_by_buckets(tables):
     (tables / "sm_00.json").write_text(json.dumps({"entries": [entry]}))
     qkv = torch.empty(0, dtype=torch.float16)
     key = ("forward", 64, "half", False, False)
-    ask = lambda length, p: attention.config(*key, like=qkv, max_seqlen=length, dropout=p)
+    ask = lambda length, p: attention.config(*key, p, like=qkv, max_seqlen=length)
     assert ask(512, False) == ask(257, False) == entry["launch"]
-    assert ask(256, False) == ask(512, True) == attention.config(*key)
+    assert ask(256, False) == ask(512, True) == attention.config(*key, False)
     assert [launch.bucket(n) for n in (0, 1, 16, 17, 512, 513)] == [16, 16, 16, 32, 512, 1024]
 
 
@@ -381,8 +381,8 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
         (linear_gelu.config, (3072, 768, True)),
         (layer_norm.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
-        (attention.config, ("forward", 64, "half", False, True)),
-        (attention_short.config, (64, 64, True, False)),
+        (attention.config, ("forward", 64, "half", False, True, True)),
+        (attention_short.config, (64, 64, True, False, True)),
     ],
 )
 def test_only_parameters_that_the_rule_gives_are_tried(tunable, arguments):
