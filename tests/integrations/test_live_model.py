@@ -402,28 +402,3 @@ def test_a_frozen_model_stacks_once_what_is_not_packed(monkeypatch):
             result = ours(**batch)
         assert_same_outputs(result, theirs(**batch), batch["attention_mask"])
     assert (in_a_call.count, frozen.count) == (len(theirs.encoder.layer), 0)
-
-
-def test_buffers_are_compared_again_only_after_a_change_of_theirs(monkeypatch):
-    """On a GPU a comparison waits for the device."""
-    ours, batch, compared = fastenc.patch(model("bert").eval()), padded_batch("bert"), []
-    equal = torch.equal
-    buffer = ours.embeddings.position_ids
-
-    def counted(first, second):
-        if first is buffer:
-            compared.append(second)
-        return equal(first, second)
-
-    monkeypatch.setattr(torch, "equal", counted)
-    with torch.no_grad():
-        ours(**batch)
-        assert compared, "the first forward compares"
-        compared.clear()
-        ours.config.problem_type = "regression"
-        ours(**batch)
-        assert not compared
-        buffer.add_(1)
-        with pytest.warns(UserWarning, match="position_ids"):
-            ours(**batch)
-        assert compared

@@ -202,7 +202,7 @@ def _other_buffer(live: dict, expected: dict) -> str | None:
     return None
 
 
-# Buffer of a live model → its address and count of changes, and the buffer of the new model that it was found equal to.
+# Buffer of a live model on an accelerator → its contents, and the new model's buffer that they were found equal to.
 _equal = WeakTensorKeyDictionary()
 
 
@@ -210,17 +210,15 @@ def _same_values(live: Tensor, new: Tensor) -> bool:
     """Whether two buffers are equal. This waits for an accelerator, but only once after a change of the buffer."""
     if live.dtype != new.dtype or live.shape != new.shape:
         return False
-    if live.is_meta:
-        return True
-    state = None if live.is_inference() else (live.data_ptr(), live._version)
+    if live.is_meta or live.device.type == "cpu":
+        return live.is_meta or torch.equal(live, new)
     seen = _equal.get(live)
-    if seen is not None and seen[0] == state and seen[1] is new:
+    if seen is not None and seen[0].are_those_of(live) and seen[1] is new:
         return True
-    if not torch.equal(live, new.to(live.device)):
-        return False
-    if state is not None:
-        _equal[live] = state, new
-    return True
+    same = torch.equal(live, new.to(live.device))
+    if same:
+        _equal[live] = Contents(live), new
+    return same
 
 
 def weight_difference(module: Any, shape: torch.Size) -> str | None:
