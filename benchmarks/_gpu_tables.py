@@ -1,22 +1,25 @@
 """Tables from the results of a visit of a GPU: the sections of gpu_quick.json, and the README's summary."""
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 Rows = dict[str, Any]
 GRAPH = "as a CUDA graph"
-# Kinds of whole models' results → how a row of the README's table names the work.
-MODES = {"training": "masked-LM training step", "inference": "inference"}
 MODELS = {"bert-base": "BERT-base", "minilm": "MiniLM"}
-BASELINE = "Hugging Face sdpa"
-PROVIDERS = {
-    "fastenc.patch": "patched",
-    "fastenc": "fastenc",
-    "fastenc.compile_training": GRAPH,
-    "fastenc.compile_inference": GRAPH,
+# Kinds of whole models' results → how a row of the README's table names the work.
+MODES = {"inference": "inference", "training": "masked-LM step"}
+CORPORA = ("SST-2", "SNLI", "WNUT-17", "Wikipedia", "full 512", "one text of 20 tokens")
+# Of the README's cells, in this order: which providers' rows they show.
+WAYS = {
+    "patched": ("fastenc.patch", "Hugging Face, patched by fastenc"),
+    "own": ("fastenc",),
+    GRAPH: ("fastenc.compile_training", "fastenc.compile_inference"),
 }
 FAMILIES = {"deberta-v3": "DeBERTa-v3-base", "modernbert": "ModernBERT-base"}
+OF_FAMILIES = {"inference": "", "forward and backward": ", training step"}
+CASES_OF_FAMILIES = {"SST-2": "lengths of SST-2", "full 512": "16 texts of 512"}
 
 
 def quick(data: dict) -> str:
@@ -108,38 +111,42 @@ def _invariant(cases: Rows) -> str:
 
 
 def summary(load: Callable[[Path, str], dict | None], devices: Iterable[Path]) -> str:
-    """The README's table of whole models on GPUs: speed relative to Hugging Face sdpa in the same run."""
+    """The README's table of whole models for each GPU: a row for a model and kind of work, a column for a corpus."""
     parts = []
     for device in devices:
+        if not device.name.startswith("nvidia"):
+            continue
         rows, machine = [], None
-        for model, mode in ((model, mode) for mode in MODES for model in MODELS):
-            if (data := load(device, f"models_{model}_{mode}")) is None:
-                continue
-            machine = machine or data["machine"]
-            for case, of_case in data["cases"].items():
-                title = f"{MODELS[model]}, {MODES[mode]}, {case.removeprefix(f'{mode}, ')}"
-                rows.append(_relative(title, of_case, BASELINE))
-        families = load(device, "families")
-        on_gpu = families is not None and device.name.startswith("nvidia")
-        for case, of_case in (families["cases"] if on_gpu else {}).items():
-            name, _, rest = case.partition(", ")
-            kind = "" if rest.endswith("training step") else ", inference"
-            rows.append(
-                _relative(f"{FAMILIES.get(name, name)}, {rest}{kind}", of_case, "Hugging Face")
-            )
-        if rows and machine is not None and device.name.startswith("nvidia"):
-            head = [f"{machine['device']}, bfloat16", "Hugging Face", "patched", "fastenc", GRAPH]
-            parts.append(_table(head, rows))
+        for model, mode in product(MODELS, MODES):
+            if (data := load(device, f"models_{model}_{mode}")) is not None:
+                machine = data["machine"]
+                cases = {
+                    name.removeprefix(f"{mode}, "): case for name, case in data["cases"].items()
+                }
+                rows.append(_row(f"{MODELS[model]}, {MODES[mode]}", cases))
+        if (data := load(device, "families")) is not None:
+            machine = data["machine"]
+            for family, (mode, end) in product(FAMILIES, OF_FAMILIES.items()):
+                cases = {
+                    corpus: data["cases"].get(f"{family}, {case}{end}", {})
+                    for corpus, case in CASES_OF_FAMILIES.items()
+                }
+                if any(cases.values()):
+                    rows.append(_row(f"{FAMILIES[family]}, {mode}", cases))
+        if machine is not None:
+            parts.append(_table([machine["device"], *CORPORA], rows))
     return "\n\n".join(parts or ["Not measured yet."]) + "\n"
 
 
-def _relative(title: str, rows: Rows, baseline: str) -> list[str]:
-    """The baseline's time, and how many times as fast each of our ways is."""
-    shown = dict.fromkeys(("patched", "fastenc", GRAPH), "–")
+def _row(title: str, cases: Rows) -> list[str]:
+    return [title, *(_speedups(cases.get(corpus, {})) for corpus in CORPORA)]
+
+
+def _speedups(rows: Rows) -> str:
+    """How many times as fast as the baseline each of our ways is: "4.9 / 5.5 / 8.1"."""
+    shown = dict.fromkeys(WAYS, "–")
     for provider, row in rows.items():
-        name = PROVIDERS.get(provider) or ("patched" if "patched" in provider else "")
-        if name and "speedup" in row:
-            shown[name] = f"{row['speedup']:.2f}×"
-    base = rows[baseline]
-    time = f"{base['median_ms']:,.1f} ms" if "median_ms" in base else "–"
-    return [title, time, *shown.values()]
+        way = next((way for way, names in WAYS.items() if provider in names), None)
+        if way and "speedup" in row:
+            shown[way] = f"{row['speedup']:.1f}"
+    return " / ".join(shown.values()) if set(shown.values()) != {"–"} else "–"

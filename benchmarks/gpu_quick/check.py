@@ -12,7 +12,6 @@ from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Size, results
 
 LIMIT = 40
-ROW_TOLERANCE = 0.1
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -43,7 +42,7 @@ def check(name: str, make) -> dict:
     whole, rows = zip(*(errors(*pair) for pair in pairs), strict=True)
     tolerance = TOLERANCES[problem.inputs[0].dtype]
     # Written so that a NaN counts as wrong.
-    right = all(e < tolerance for e in whole) and all(e < ROW_TOLERANCE for e in rows)
+    right = all(e < tolerance for e in whole) and all(e < problem.row_tolerance for e in rows)
     print(
         f"  {'right' if right else 'WRONG':6} {name}: {max(whole):.1e}, a row {max(rows):.1e}",
         flush=True,

@@ -18,6 +18,7 @@ from fastenc.ops.cases import Draw, first_cases
 from fastenc.ops.cases import Size as CaseSize
 
 DTYPE = torch.bfloat16
+ROW_TOLERANCE = 0.1
 
 
 class Size(NamedTuple):
@@ -49,6 +50,7 @@ class Problem(NamedTuple):
         run: the op, called with the inputs and impl.
         inputs: those of floating point get gradients.
         forward, backward: the least work of each direction; None: the backward has no work.
+        row_tolerance: largest error of a row of a result or gradient, relative to the row.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Problem(NamedTuple):
     inputs: tuple[Tensor, ...]
     forward: Work
     backward: Work | None
+    row_tolerance: float = ROW_TOLERANCE
 
 
 def problems(size: Size) -> Iterator[tuple[str, Callable[[], Problem]]]:

@@ -1,7 +1,6 @@
 """Masked-LM steps: milliseconds, tokens a second, the host's time; those of smaller batches also as CUDA graphs.
 
-The largest batch of the first model runs once more with each of SWITCHES, to compare with the default, and on a GPU
-with LARGE.
+LARGE runs the largest batch, on a GPU only.
 """
 
 import time
@@ -10,15 +9,13 @@ from functools import partial
 from itertools import product
 
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE, ON_GPU, environment
+from benchmarks._harness import DEVICE, ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from fastenc.ops.linear_gelu import SWITCH as LINEAR_GELU
 from fastenc.profiling import models
 from fastenc.profiling.timing import synchronize
 
 LIMIT = 60
 REPEATS = 10 if ON_GPU else 1
-SWITCHES = ((LINEAR_GELU, "1"), ("FASTENC_ADAMW", "0"))
 LARGE = ("bert-large",) if ON_GPU else ()
 IN_GRAPHS = 2  # batches of a model; large ones do not need them
 
@@ -26,17 +23,9 @@ IN_GRAPHS = 2  # batches of a model; large ones do not need them
 def cases(size: Size) -> Iterator[Case]:
     for name, (tokens, length) in product(size.models, size.batches):
         yield case(name, tokens, length), partial(step, name, tokens, length, False)
-    name, (tokens, length) = size.models[0], size.batches[-1]
-    for large in LARGE:
-        yield case(large, tokens, length), partial(step, large, tokens, length, False)
-    for variable, value in SWITCHES:
-        switched = partial(with_switch, variable, value, name, tokens, length)
-        yield f"{case(name, tokens, length)}, {variable}={value}", switched
-
-
-def with_switch(variable: str, value: str, name: str, tokens: int, length: int) -> dict:
-    with environment(variable, value):
-        return step(name, tokens, length, False)
+    for name in LARGE:
+        tokens, length = size.batches[-1]
+        yield case(name, tokens, length), partial(step, name, tokens, length, False)
 
 
 def graph_cases(size: Size) -> Iterator[Case]:
