@@ -7,8 +7,8 @@ time, with a running row maximum and row sum. Without a window only the last blo
 end exit at once, so the grid depends on max_seqlen only and nothing is read back from the device.
 
 The backward has one program for each block of keys. It computes the probabilities again from lse and keeps dk and dv in
-registers. It adds dq atomically in float32; where results must be deterministic, a second kernel with one program for
-each block of queries computes dq instead.
+registers. It adds dq atomically in float32. Where results must be deterministic, or where it is faster, a second kernel
+with one program for each block of queries computes dq instead.
 
 With grouped queries, GROUP heads of q read one head of k and v, and nothing is copied. A program of the backward takes
 a block of keys through the queries of all these heads, one head after the other, so that dk and dv are sums in a fixed
@@ -976,8 +976,8 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """As attention_backward, for queries and keys that are rotated already.
 
-    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms or where a tuned
-    table says that this is faster.
+    dq is added atomically, or computed by a second kernel under torch.use_deterministic_algorithms or where the launch
+    parameters say that this is faster.
     """
     nothing = lambda: q.new_empty(0)
     heads = [x.shape[1] for x in (q, k, v)]
