@@ -35,8 +35,9 @@ def quick(data: dict) -> str:
 
 
 def _if_any(section: str, data: dict, table: Callable[[Rows], str]) -> str:
-    cases = data.get(section, {}).get("cases", {})
-    return table(cases) if cases else ""
+    content = data.get(section, {})
+    shown = table(content["cases"]) if content.get("cases") else ""
+    return f"{shown}\n\n{content['note']}" if "note" in content else shown
 
 
 def _checked(cases: Rows) -> str:
