@@ -97,8 +97,8 @@ def test_launches_that_know_the_lengths_are_the_rules(asked, monkeypatch):
     monkeypatch.setattr(launch, "architecture", lambda device: "a table for a test")
     monkeypatch.setattr(launch, "table", lambda name: every_entry)
     x = torch.empty(1, dtype=torch.float16, device=asked.device)
-    key = ("forward", 64, "half", False, False)
-    found = lambda: config(*key, like=x, max_seqlen=50, dropout=False)
+    key = ("forward", 64, "half", False, False, False)  # the last: dropout
+    found = lambda: config(*key, like=x, max_seqlen=50)
     assert found() == config.rule(*key)
     with batch_invariance.batch_invariance(False):
         assert found() == {"BLOCK_M": 1}
