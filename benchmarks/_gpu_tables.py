@@ -113,18 +113,18 @@ def _invariant(cases: Rows) -> str:
 
 def summary(load: Callable[[Path, str], dict | None], devices: Iterable[Path]) -> str:
     """The README's table of whole models for each GPU: a row for a model and kind of work, a column for a corpus."""
-    parts = []
+    parts: list[str] = []
     for device in devices:
         if not device.name.startswith("nvidia"):
             continue
-        rows, machine = [], None
+        found, machine = {}, None
         for model, mode in product(MODELS, MODES):
             if (data := load(device, f"models_{model}_{mode}")) is not None:
                 machine = data["machine"]
                 cases = {
                     name.removeprefix(f"{mode}, "): case for name, case in data["cases"].items()
                 }
-                rows.append(_row(f"{MODELS[model]}, {MODES[mode]}", cases))
+                found[f"{MODELS[model]}, {MODES[mode]}"] = cases
         if (data := load(device, "families")) is not None:
             machine = data["machine"]
             for family, (mode, end) in product(FAMILIES, OF_FAMILIES.items()):
@@ -133,14 +133,15 @@ def summary(load: Callable[[Path, str], dict | None], devices: Iterable[Path]) -
                     for corpus, case in CASES_OF_FAMILIES.items()
                 }
                 if any(cases.values()):
-                    rows.append(_row(f"{FAMILIES[family]}, {mode}", cases))
+                    found[f"{FAMILIES[family]}, {mode}"] = cases
         if machine is not None:
-            parts.append(_table([machine["device"], *CORPORA], rows))
+            corpora = [name for name in CORPORA if any(cases.get(name) for cases in found.values())]
+            rows = (
+                [title, *(_speedups(cases.get(name, {})) for name in corpora)]
+                for title, cases in found.items()
+            )
+            parts.append(_table([machine["device"], *corpora], rows))
     return "\n\n".join(parts or ["Not measured yet."]) + "\n"
-
-
-def _row(title: str, cases: Rows) -> list[str]:
-    return [title, *(_speedups(cases.get(corpus, {})) for corpus in CORPORA)]
 
 
 def _speedups(rows: Rows) -> str:

@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu_parts.sh [--dry-run] 1|2|3|STAGE ...
 #
-#   1  benchmarks.gpu_quick: every kernel checked and timed, training steps, peers, batch invariance, a pretraining run
+#   1  benchmarks.gpu_quick: ops checked and timed, training steps, peers, batch invariance, a pretraining run
 #   2  the GPU tests; whole models, families and T5 beside transformers; Nsight Compute on each op's kernels
 #   3  the sweep of launch parameters for half of the time, then check, times and steps again with what it found
 #
@@ -125,7 +125,7 @@ run_stage() { # STAGE
       ;;
     *)
       # While the first kernels are checked, several processes compile the others if the cache lacks them.
-      [[ $1 == check ]] && { $RUN benchmarks.gpu_quick prewarm --output "$VISIT/prewarm" >"$VISIT/prewarm.txt" 2>&1 & }
+      [[ $1 == check ]] && { timeout "$(left)" $RUN benchmarks.gpu_quick prewarm --output "$VISIT/prewarm" >"$VISIT/prewarm.txt" 2>&1 & }
       stage "$1" "$(left)" "$RUN benchmarks.gpu_quick ${1//+/ } --output $VISIT/quick"
       wait
       ;;

@@ -34,6 +34,10 @@ medians of alternating runs in one process.
 """
 
 
+def device_folders() -> list[Path]:
+    return sorted(path for path in RESULTS.glob("*") if path.is_dir())
+
+
 def load(device: Path, name: str) -> dict | None:
     path = device / f"{name}.json"
     return json.loads(path.read_text()) | {"folder": device.name} if path.exists() else None
@@ -46,6 +50,12 @@ def picture(data: dict, name: str, text: str) -> str:
 def machine_line(machine: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return f"{machine['device']}, {threads_of(machine)}; {versions}; {machine['date']}."
+
+
+def title_of(machine: dict) -> str:
+    """The device; of a processor with its cores, because machines with the same processor have different ones."""
+    of_processor = "cores" in machine and not machine["device"].startswith("NVIDIA")
+    return machine["device"] + (f", {machine['cores']} cores" if of_processor else "")
 
 
 def threads_of(machine: dict) -> str:
@@ -544,7 +554,7 @@ def gpu_quick(data: dict) -> str:
 
 
 def gpu() -> str:
-    return _gpu_tables.summary(load, sorted(path for path in RESULTS.glob("*") if path.is_dir()))
+    return _gpu_tables.summary(load, device_folders())
 
 
 def op_sections() -> dict[str, Callable[[dict], str]]:
@@ -611,11 +621,11 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
 
 def tables() -> str:
     sections, fine_tuned = [], []
-    for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
+    for device in device_folders():
         results = {name: load(device, name) for name in SECTIONS}
         results = {name: data for name, data in results.items() if data is not None}
         if results:
-            sections.append(f"## {next(iter(results.values()))['machine']['device']}\n")
+            sections.append(f"## {title_of(next(iter(results.values()))['machine'])}\n")
         for name, data in results.items():
             notes = f"\n{data['notes']}\n" if "notes" in data else ""
             sections.append(SECTIONS[name](data) + notes)
@@ -627,7 +637,7 @@ def tables() -> str:
 
 def readme_results() -> dict[Path, list[dict]]:
     """{device: its results of inference and of a training step}, for the devices that have both."""
-    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    devices = device_folders()
     loaded = {d: [load(d, name) for name in ("encoder", "mlm_step")] for d in devices}
     return {device: results for device, results in loaded.items() if all(results)}
 
@@ -706,7 +716,7 @@ def families() -> str:
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
     names |= {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "deberta-v3": "DeBERTa-v3"}
     names |= {name: f"{title}, six layers" for name, title in LARGER.items()}
-    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    devices = device_folders()
     on_cpus = [device for device in devices if not device.name.startswith("nvidia")]
     measurements = [data for device in on_cpus if (data := load(device, "families"))]
     workloads = ("lengths of SST-2", "lengths 10 to 256")
@@ -748,7 +758,7 @@ INT8_PEERS = {
 
 def int8_by_processor() -> str:
     """The guide's table: a row for each workload and peer, a column for each device; then what was not measured."""
-    devices = sorted(path for path in RESULTS.glob("*") if path.is_dir())
+    devices = device_folders()
     measurements = [data for device in devices if (data := load(device, "int8"))]
     machines = [data["machine"] for data in measurements]
     maker = lambda machine: "AMD" if machine["device"].startswith("AMD") else "Intel"
@@ -800,7 +810,7 @@ CASES_OF = {
 def other_libraries(page: str) -> str:
     """A table for each device: what the libraries on this page gain."""
     parts = []
-    for device in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
+    for device in device_folders():
         data = load(device, "other_libraries")
         cases = {} if data is None else data["cases"]
         chosen = {case: rows for case, rows in cases.items() if case.startswith(CASES_OF[page])}

@@ -8,8 +8,8 @@ has 2 BLOCK - 1 distances. Its queries' products with the rows of these distance
 at n - m + BLOCK; those of its keys likewise. A gather in shared memory brings each term to its pair (_by_pair).
 
 Tiling: as in attention.py, one program is (block of queries, sequence, head), or of keys in the backward. The backward
-computes the scores once, and dv and dk in registers. It writes the gradients of the scores, ds, in 2 bytes or the
-inputs' type, to a workspace: by pair, and by distance. By distance, (t, d) is at t * width + d, where t is a token: the
+computes the scores once, with dv in registers. It writes the gradients of the scores, ds, in the inputs' type to a
+workspace: by pair, and by distance. By distance, (t, d) is at t * width + d, where t is a token: the
 rows of neighbouring queries overlap in memory, because their distances differ by one. So a tile of tokens and distances
 is a plain strided tile. All other gradients are products of such tiles:
 
@@ -58,9 +58,8 @@ from torch import Tensor
 
 VARYING = ["total_q", "blocks", "origin", "threshold"]
 VARYING_HEADS = [*VARYING, "first_head", "stride_pairs", "stride_distances", "width"]
-UNIT = tl.constexpr(
-    16
-)  # elements of the workspace, so that the compiler knows that rows are aligned
+# Elements. Strides of the workspace are given in this unit, so that the compiler knows that rows are aligned.
+UNIT = tl.constexpr(16)
 WORKSPACE = 256 * 2**20  # bytes
 SUMS = 2048  # blocks of distances, of all heads and chunks
 MARGIN = 128  # distances beyond the longest sequence that a block may touch
@@ -566,7 +565,7 @@ def _disentangled_bwd_tables_kernel(
     num_stages=(1, 2, 3),
 )
 def config(kernel: str, head_dim: int, precision: str, warp_groups: bool) -> dict:
-    """Launch parameters of a kernel of ``_KERNELS`` where no table has better ones; not tuned on a device yet.
+    """Launch parameters of a kernel of ``_KERNELS`` where no table has better ones; only the forward's were tuned.
 
     precision: "half" for 2-byte types, else the precision of float32 products.
     """
@@ -747,14 +746,12 @@ def _head_gradients(shared: dict, dqkv: Tensor) -> list[Tensor | None]:
     # A row by distance ends before that of the next query begins. A block may read past the first and the last one.
     unit = UNIT.value
     width, before = triton.cdiv(longest + 1, unit), triton.cdiv(longest + 2 * MARGIN, unit)
-    stride_distances, stride_pairs = (
-        tokens * width + 2 * before,
-        triton.cdiv(longest, MARGIN) * (MARGIN // unit),
-    )
+    stride_distances = tokens * width + 2 * before
+    stride_pairs = triton.cdiv(longest, MARGIN) * (MARGIN // unit)
     shared |= {"width": width, "stride_distances": stride_distances, "stride_pairs": stride_pairs}
     elements = (tokens * stride_pairs + (has_keys + has_queries) * stride_distances) * unit
-    chunks = triton.cdiv(heads, max(1, WORKSPACE // (elements * q.element_size())))
-    step = triton.cdiv(heads, chunks)
+    passes = triton.cdiv(heads, max(1, WORKSPACE // (elements * q.element_size())))
+    step = triton.cdiv(heads, passes)
     by_pair = q.new_empty((step, tokens, stride_pairs * unit))
     by_query, by_key = (
         q.new_empty((step, stride_distances * unit))[:, before * unit :] if has else None
@@ -792,7 +789,9 @@ def _head_gradients(shared: dict, dqkv: Tensor) -> list[Tensor | None]:
     return [arguments and arguments["partial_ptr"] for arguments in sums]
 
 
-def _sums_arguments(shared: dict, by_distance: Tensor | None, own: Tensor, scale: float):
+def _sums_arguments(
+    shared: dict, by_distance: Tensor | None, own: Tensor, scale: float
+) -> dict | None:
     """The arguments of ``backward_tables`` but the first head, or None without such a table."""
     if by_distance is None:
         return None

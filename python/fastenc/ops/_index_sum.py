@@ -5,9 +5,9 @@ from torch import Tensor
 
 from fastenc.ops.library import define, library
 
-# Largest number of rows of a result, by the bytes of an element. The GPU kernel multiplies by a one-hot matrix, whose
-# cost grows with the rows; the cost of sorting (add_sorted) does not. A product of float32 takes three of TF32: for 512
-# positions and 65,536 tokens that was 2.3 ms on an H200.
+# Bytes of an element → the largest table for which index_sum is faster than add_sorted. The GPU kernel multiplies by a
+# one-hot matrix, whose cost grows with the rows of the table; the cost of sorting does not. A product of float32 takes
+# three of TF32: for 512 positions and 65,536 tokens that was 2.3 ms on an H200.
 MAX_SIZE = {2: 1024, 4: 64}
 
 
@@ -17,7 +17,7 @@ def index_sum(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: 
     Args:
         rows: (count, width), floating point, on a device and in a dtype that the kernels take.
         index: count integers (int64) in any shape; index + offset lies in [0, size).
-        size: number of rows of the result, best at most MAX_SIZE.
+        size: number of rows of the result; add_sorted is faster where it is above MAX_SIZE.
         padding_idx: a row that stays 0, or -1.
     Returns: (size, width), dtype of rows.
     Numerics: float32 sums, in an order that depends on the shapes and, on a CPU, on the indices. On a GPU, an input row

@@ -6,6 +6,7 @@ The schemas are defined in Python so that an installation without a compiled ext
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -44,20 +45,18 @@ def define(schema: str, fake, triton: str | None = None) -> None:
 
 def when_called(module: str, function: str):
     """A function of fastenc.kernels, imported at its first call, on the device of its first tensor."""
-    imported: list[Callable] = []
+
+    @cache
+    def imported() -> Callable:
+        return getattr(importlib.import_module(f"fastenc.kernels.{module}"), function)
 
     def run(*arguments):
-        if not imported:
-            kernels = importlib.import_module(f"fastenc.kernels.{module}")
-            imported.append(getattr(kernels, function))
-        for tensor in arguments:
-            if isinstance(tensor, torch.Tensor):
-                break
+        tensor = next(a for a in arguments if isinstance(a, torch.Tensor))
         # A training step has a hundred of these calls, in which the host's time counts.
         index = tensor.get_device()
         if not debug.ENABLED and (index < 0 or index == torch.cuda.current_device()):
-            return imported[0](*arguments)
+            return imported()(*arguments)
         with torch.cuda.device_of(tensor), debug.triton_op():
-            return imported[0](*arguments)
+            return imported()(*arguments)
 
     return run
