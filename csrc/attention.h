@@ -78,10 +78,10 @@ FASTENC_FOR_EACH_ISA(
     void attention_backward(const Attention&, bool bf16, const AttentionTask&, float* scratch);)
 
 #if FASTENC_X86
-// The forward of float q, k and v with products of bfloat16, where has_bf16_panels(); without dropout and lse. bf16: a.out
-// is.
+// The forward of heads [task.head, last_head) of float q, k and v with products of bfloat16, where has_bf16_panels();
+// without dropout and lse. bf16: a.out is.
 namespace avx512 {
-void attention_bf16(const Attention&, bool bf16, const AttentionTask&, float* scratch);
+void attention_bf16(const Attention&, bool bf16, AttentionTask task, int64_t last_head, float* scratch);
 }  // namespace avx512
 #endif
 

@@ -62,7 +62,7 @@ Void* element(Void* x, bool bf16, int64_t index) {
 void attend(const LayerAttention& layer, const Attention& a, const AttentionTask& task) {
   float* scratch = thread_scratch(layer_head_scratch(layer, task.length_k));
 #if FASTENC_X86
-  if (layer.pairs) return avx512::attention_bf16(a, true, task, scratch);
+  if (layer.pairs) return avx512::attention_bf16(a, true, task, task.head + 1, scratch);
 #endif
   FASTENC_CALL(attention_forward, a, false, task, scratch);
 }

@@ -43,17 +43,16 @@ const float* checked_rows(const char* op, const Tensor& x) {
   return static_cast<const float*>(x.const_data_ptr());
 }
 
-// One head of one sequence. bf16: with products of bfloat16.
-void attend(const Attention& a, bool bf16, const AttentionTask& task) {
+// Heads [task.head, last_head) of one sequence. bf16: with products of bfloat16.
+void attend(const Attention& a, bool bf16, AttentionTask task, int64_t last_head) {
 #if FASTENC_X86
   if (bf16) {
     float* scratch = thread_scratch(attention_bf16_scratch(task.length_q, task.length_k, a.head_dim));
-    return avx512::attention_bf16(a, false, task, scratch);
+    return avx512::attention_bf16(a, false, task, last_head, scratch);
   }
 #endif
-  FASTENC_CALL(
-      attention_forward, a, false, task,
-      thread_scratch(attention_forward_scratch(task.length_q, task.length_k, a.head_dim)));
+  float* scratch = thread_scratch(attention_forward_scratch(task.length_q, task.length_k, a.head_dim));
+  for (; task.head < last_head; ++task.head) FASTENC_CALL(attention_forward, a, false, task, scratch);
 }
 
 // The attention of rows that begin with a sequence, from their q, k and v.
@@ -83,7 +82,7 @@ void attend_to_sequences(
   FASTENC_CALL_INT8(int8_multiply, product);
   for (int64_t s = first_sequence; s < last_sequence; ++s) {
     const int64_t start = given.offsets[s] - first, length = given.offsets[s + 1] - given.offsets[s];
-    for (int64_t head = 0; head < heads; ++head) attend(a, bf16, {start, length, start, length, head});
+    attend(a, bf16, {start, length, start, length, 0}, heads);
   }
 }
 
@@ -128,7 +127,8 @@ Tensor attention(
     for (int64_t task = begin; task < end; ++task) {
       const int64_t sequence = task / num_heads, start = given.offsets[sequence];
       const int64_t length = given.offsets[sequence + 1] - start;
-      attend(a, bf16, {start, length, start, length, task % num_heads});
+      const int64_t head = task % num_heads;
+      attend(a, bf16, {start, length, start, length, head}, head + 1);
     }
   });
   return attended;

@@ -61,7 +61,7 @@ struct Int8Rows {
 };
 
 // A packed weight: panels of panel_columns() columns, the last filled up with 0. A panel has its columns' scales; then for
-// each group scale * sum(q), and q with 4 terms of the depth of each column side by side.
+// each group scale * sum(q), and q, 4 terms of the depth of each column side by side, in tiles of kInt8Unit terms.
 struct Int8Weight {
   const char* packed;
   const float* bias;  // or null

@@ -4,30 +4,6 @@
 // silu:      gate = s(u).
 // relu:      gate = 1 for u > 0, else 0.
 
-// erf by a rational minimax approximation on [-3.83, 3.83] (the form that Eigen and XLA use), absolute
-// error below 2e-7; beyond, erf is +-1 to within 6e-8.
-FASTENC_INLINE Vec erf(Vec x) {
-  const float edge = 3.832506856900711f;
-  const Vec one = x > 0.f ? splat(1.f) : splat(-1.f);
-  const VecI beyond = (x > edge) | (x < -edge);
-  const Vec s = x * x;
-  Vec p = splat(-2.72614225801306e-10f);
-  p = p * s + 2.77068142495902e-08f;
-  p = p * s + -2.10102402082508e-06f;
-  p = p * s + -5.69250639462346e-05f;
-  p = p * s + -7.34990630326855e-04f;
-  p = p * s + -2.95459980854025e-03f;
-  p = p * s + -1.60960333262415e-02f;
-  Vec q = splat(-1.45660718464996e-05f);
-  q = q * s + -2.13374055278905e-04f;
-  q = q * s + -1.68282697438203e-03f;
-  q = q * s + -7.37332916720468e-03f;
-  q = q * s + -1.42647390514189e-02f;
-  return beyond ? one : x * p / q;
-}
-
-FASTENC_INLINE Vec normal_cdf(Vec u) { return erf(u * 0.70710678118654752f) * 0.5f + 0.5f; }
-
 // e^-z, where the gate is s(z). It overflows to infinity, so that the gate of the lowest number is 0.
 template <Activation kind>
 FASTENC_INLINE Vec exp_minus_argument(Vec u) {

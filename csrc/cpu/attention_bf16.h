@@ -36,15 +36,17 @@ static void pack_values(
     }
 }
 
-// C (rows x columns) = A B of `terms` terms, which for AMX are whole tiles.
+// C (rows x columns) = A B of `terms` terms, which for AMX are whole tiles. C has whole tiles of rows.
 template <bool kTiles>
 FASTENC_INLINE void multiply_bf16(
     const TileRows& a, const TilePanels& b, int64_t terms, int64_t columns, float* c, int64_t ldc, int64_t rows) {
   if constexpr (kTiles)
-    multiply_tiles(a, b, terms / kAmxTerms, 0, columns, nullptr, false, c, ldc, rows);
+    multiply_tiles(a, b, terms / kAmxTerms, 0, columns, nullptr, false, c, ldc, rows, true);
   else
     multiply_pairs(a, b, terms / 2, 0, columns, nullptr, false, c, ldc, rows);
 }
+
+static_assert(kAttentionRows % kAmxRows == 0);
 
 // Without dropout; a.lse is not written. T: of a.out.
 template <bool kTiles, class T>
@@ -82,8 +84,13 @@ static void attention_of_pairs(const Attention& a, const AttentionTask& task, fl
     }
     const int64_t columns = padded_length(seen.count), stride = scores_stride(seen.count);
     const int64_t terms = padded(seen.count, unit);
-    read_queries(a, q + row * a.q.token_stride, rows, row, widened);
-    fill_tile_rows(widened, dim, rows, dim, queries);
+    const float* q_rows = q + row * a.q.token_stride;
+    if (a.query_norm || a.rotary) {
+      read_queries(a, q_rows, rows, row, widened);
+      fill_tile_rows(widened, dim, rows, dim, queries);
+    } else {
+      fill_tile_rows(q_rows, a.q.token_stride, rows, dim, queries, a.scale);
+    }
     multiply_bf16<kTiles>(
         queries, {keys + seen.first / kPanel * key_panel, kPanel, key_panel}, kTiles ? padded_dim : dim, columns, scores,
         stride, rows);
@@ -119,8 +126,11 @@ static void attention_of_pairs(const Attention& a, bool bf16, const AttentionTas
   bf16 ? attention_of_pairs<kTiles, bfloat16>(a, task, scratch) : attention_of_pairs<kTiles, float>(a, task, scratch);
 }
 
-void attention_bf16(const Attention& a, bool bf16, const AttentionTask& task, float* scratch) {
-  if (!has_bf16_tiles()) return attention_of_pairs<false>(a, bf16, task, scratch);
+void attention_bf16(const Attention& a, bool bf16, AttentionTask task, int64_t last_head, float* scratch) {
+  if (!has_bf16_tiles()) {
+    for (; task.head < last_head; ++task.head) attention_of_pairs<false>(a, bf16, task, scratch);
+    return;
+  }
   const AmxTiles tiles;
-  attention_of_pairs<true>(a, bf16, task, scratch);
+  for (; task.head < last_head; ++task.head) attention_of_pairs<true>(a, bf16, task, scratch);
 }

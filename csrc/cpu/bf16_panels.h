@@ -51,11 +51,13 @@ FASTENC_INLINE void fill_up_row(const TileRows& to, int64_t row, int64_t columns
   __builtin_memset(to.data + row * to.stride + 2 * columns, 0, tile_row_bytes(columns) - 2 * columns);
 }
 
-static void fill_tile_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, const TileRows& to) {
+// Floats times `factor`.
+static void fill_tile_rows(
+    const float* x, int64_t stride, int64_t rows, int64_t columns, const TileRows& to, float factor = 1.f) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; c += kLanes) {
       const int count = columns - c < kLanes ? (int)(columns - c) : kLanes;
-      store_pairs(to.data + r * to.stride + 2 * c, load_n(x + r * stride + c, count));
+      store_pairs(to.data + r * to.stride + 2 * c, load_n(x + r * stride + c, count) * factor);
     }
     fill_up_row(to, r, columns);
   }

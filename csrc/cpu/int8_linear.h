@@ -13,7 +13,9 @@ FASTENC_INLINE VecI add_int8_products(VecI sums, Codes a, Codes b) {
 }
 #endif
 
-constexpr int64_t kInt8Step = 4 * kPanel;  // bytes of 4 terms of a panel
+// A panel's codes lie as AMX loads them: tiles of kLanes columns by kInt8Unit terms, whose rows have 4 terms of each column.
+constexpr int64_t kInt8TileRow = 4 * kLanes, kInt8Tile = kInt8Unit * kLanes;  // bytes
+constexpr int64_t kInt8Tiles = kInt8Unit * kPanel;                             // bytes of the tiles side by side
 
 // The range of a group of one row. What is infinite or NaN makes `bad` NaN, and with it the whole group.
 struct Range {
@@ -80,6 +82,11 @@ void int8_quantise(const float* x, int64_t stride, int64_t first, int64_t last, 
   }
 }
 
+// Where term k of column i of a group lies.
+FASTENC_INLINE int64_t int8_code(int64_t k, int64_t i) {
+  return k / kInt8Unit * kInt8Tiles + i / kLanes * kInt8Tile + k % kInt8Unit / 4 * kInt8TileRow + i % kLanes * 4 + k % 4;
+}
+
 FASTENC_INLINE int64_t int8_group_bytes(int64_t size) { return kPanel * 4 + size * kPanel; }
 
 void int8_pack(const WeightRows& weight, int64_t panel, char* packed) {
@@ -108,7 +115,7 @@ void int8_pack(const WeightRows& weight, int64_t panel, char* packed) {
       for (int64_t i = 0; i < kPanel; ++i) {
         const bool inside = rows[i] && k < groups.columns(g);
         const int32_t q = inside ? (int32_t)__builtin_rintf(rows[i][g * groups.size + k] * inverse[i]) : 0;
-        codes[k / 4 * kInt8Step + i * 4 + k % 4] = (int8_t)q;
+        codes[int8_code(k, i)] = (int8_t)q;
         sums[i] += q;
       }
     for (int64_t i = 0; i < kPanel; ++i) of_low[i] = scales[i] * (float)sums[i];
@@ -130,12 +137,11 @@ FASTENC_INLINE Vec add_group(Vec base, VecI sums, const float* range, Vec scales
   return fused(value, scales * range[0], fused(splat(range[1]), of_low, base));
 }
 
-// A group of a panel, and what its product needs beside it.
+// A group of a panel's columns from some on, and what its product needs beside it.
 struct Int8Panel {
-  const char* group;    // the terms of low, then the codes
-  const float* scales;  // of its columns
-  const float* bias;    // or null
-  int64_t depth;        // of the group
+  const char* codes;
+  const float *of_low, *scales, *bias;  // of these columns; bias may be null
+  int64_t depth;                        // of the group
 };
 
 // C (count x kRows rows, kVectors vectors). Each tile fetches a part of `ahead`, the panel that a next product reads.
@@ -143,31 +149,32 @@ template <int kRows, int kVectors>
 static void int8_tiles(
     int64_t count, const uint8_t* a, int64_t lda, const float* ranges, int64_t groups, const Int8Panel& panel, float* c,
     int64_t ldc, bool add, const char* ahead) {
-  const char* b = panel.group + 4 * kPanel;
+  const char* b = panel.codes;
   for (; count; --count, a += kRows * lda, ranges += 2 * kRows * groups, c += kRows * ldc, ahead += 64) {
     VecI sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[r][v] = VecI{};
-    const int64_t steps = panel.depth / 4;
-    for (int64_t k = 0; k < steps; ++k) {
-      __builtin_prefetch(ahead + k * kInt8Step, 0, 2);
-      Codes b_k[kVectors];
+    for (int64_t unit = 0; unit < panel.depth; unit += kInt8Unit)
+      for (int64_t k = unit; k < unit + kInt8Unit; k += 4) {
+        __builtin_prefetch(ahead + k * kPanel, 0, 2);
+        const char* b_row = b + unit * kPanel + (k - unit) * kLanes;
+        Codes b_k[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&b_k[v], b + k * kInt8Step + v * sizeof(Codes), sizeof(Codes));
+        for (int v = 0; v < kVectors; ++v) __builtin_memcpy(&b_k[v], b_row + v * kInt8Tile, sizeof(Codes));
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        int32_t terms;
-        __builtin_memcpy(&terms, a + r * lda + 4 * k, 4);
-        const Codes a_k = (Codes)(terms - VecI{});
+        for (int r = 0; r < kRows; ++r) {
+          int32_t terms;
+          __builtin_memcpy(&terms, a + r * lda + k, 4);
+          const Codes a_k = (Codes)(terms - VecI{});
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = add_int8_products(sums[r][v], a_k, b_k[v]);
+          for (int v = 0; v < kVectors; ++v) sums[r][v] = add_int8_products(sums[r][v], a_k, b_k[v]);
+        }
       }
-    }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Vec scales = load(panel.scales + v * kLanes), of_low = load((const float*)panel.group + v * kLanes);
+      const Vec scales = load(panel.scales + v * kLanes), of_low = load(panel.of_low + v * kLanes);
       const Vec bias = panel.bias ? load(panel.bias + v * kLanes) : Vec{};
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
@@ -196,11 +203,13 @@ FASTENC_INLINE Int8Tiles int8_tiles_of(int64_t rows, int64_t vectors) {
   return int8_tiles_of_rows<kTileVectors>(rows);
 }
 
-// The panel of one column group of a product, at one group of its depth.
+// One group of the product's depth; `column` begins a vector.
 FASTENC_INLINE Int8Panel int8_panel(const Int8Product& m, const Int8Groups& groups, int64_t g, int64_t column) {
+  const int64_t inside = (m.left + column) % kPanel;
   const char* panel = m.w.packed + (m.left + column) / kPanel * int8_panel_bytes(m.w.depth, kPanel);
+  const char* group = panel + 4 * kPanel + (m.first_group + g) * int8_group_bytes(groups.size);
   return {
-      panel + 4 * kPanel + (m.first_group + g) * int8_group_bytes(groups.size), (const float*)panel,
+      group + 4 * kPanel + int8_code(0, inside), (const float*)group + inside, (const float*)panel + inside,
       m.w.bias ? m.w.bias + m.left + column : nullptr, groups.size};
 }
 
@@ -210,8 +219,8 @@ static void int8_multiply_by_tiles(const Int8Product& m) {
     const int64_t width = m.columns - j < kPanel ? m.columns - j : kPanel, vectors = width / kLanes;
     for (int64_t g = 0; g < m.a.groups.count; ++g) {
       const Int8Panel panel = int8_panel(m, groups, g, j);
-      const char* ahead = g + 1 < m.a.groups.count       ? panel.group + int8_group_bytes(groups.size)
-                          : j + kPanel < m.columns ? int8_panel(m, groups, 0, j + kPanel).group
+      const char* ahead = g + 1 < m.a.groups.count       ? panel.codes + int8_group_bytes(groups.size)
+                          : j + kPanel < m.columns ? int8_panel(m, groups, 0, j + kPanel).codes
                                                    : m.next;
       share_rows(m.rows, [&](int64_t count, int64_t tile_rows, int64_t row) {
         int8_tiles_of(tile_rows, vectors)(

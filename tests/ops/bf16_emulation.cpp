@@ -25,6 +25,8 @@ namespace fastenc::avx512 {
 namespace {  // what is not used is not compiled
 
 #include "cpu/vec.h"
+#include "cpu/normal_cdf.h"
+//
 #include "cpu/activation.h"
 #include "cpu/dropout.h"
 #include "cpu/tiles.h"
@@ -221,8 +223,8 @@ void check_attention(int64_t length, int64_t dim, Extras extras) {
         part.insert(part.end(), &out[(i * kHeads + head) * dim], &out[(i * kHeads + head) * dim] + dim);
       return part;
     };
-    auto wide = [&](const AttentionTask& task, float* room) { attention_bf16(a, false, task, room); };
-    auto narrow = [&](const AttentionTask& task, float* room) { attention_bf16(a, true, task, room); };
+    auto wide = [&](const AttentionTask& task, float* room) { attention_bf16(a, false, task, task.head + 1, room); };
+    auto narrow = [&](const AttentionTask& task, float* room) { attention_bf16(a, true, task, task.head + 1, room); };
     const auto out = run(wide, 0.f);
     check_near("attention", out, exact, 0.003);
     const auto narrowed_out = run(narrow, bfloat16{}), expected = narrowed(out);

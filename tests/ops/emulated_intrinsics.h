@@ -50,6 +50,15 @@ inline __m512 multiply_add(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) sums.of[i] = std::fma(as<Floats>(a).of[i], as<Floats>(b).of[i], as<Floats>(c).of[i]);
   return as<__m512>(sums);
 }
+// of[i]: that of the 32 floats of a and b whose number is i's.
+inline __m512 permute(__m512 a, __m512i numbers, __m512 b) {
+  Floats chosen;
+  for (int i = 0; i < 16; ++i) {
+    const int number = as<Integers>(numbers).of[i] & 31;
+    chosen.of[i] = as<Floats>(number < 16 ? a : b).of[number & 15];
+  }
+  return as<__m512>(chosen);
+}
 inline __m512i round(__m512 x) {
   Integers rounded;
   for (int i = 0; i < 16; ++i) rounded.of[i] = static_cast<int32_t>(std::nearbyint(as<Floats>(x).of[i]));
@@ -163,6 +172,7 @@ inline void multiply_bf16(int sums, int a, int b) {
 #define _mm512_set1_epi32(x) emulated::repeat(x)
 #define _mm512_castsi512_si256(x) emulated::as<emulated::Lanes<__m256i, 2>>(x).of[0]
 #define _mm512_fmadd_ps(a, b, c) emulated::multiply_add(a, b, c)
+#define _mm512_permutex2var_ps(a, numbers, b) emulated::permute(a, numbers, b)
 #define _mm512_dpbusd_epi32(sums, a, b) emulated::dpbusd<__m512i>(sums, a, b)
 #define _mm256_dpbusd_avx_epi32(sums, a, b) emulated::dpbusd<__m256i>(sums, a, b)
 #define _mm512_cvtneps_pbh(x) emulated::narrow(x)

@@ -31,10 +31,9 @@ def unpacked(packed, depth, columns):
     scales = packed[:, : 4 * width].contiguous().view(torch.float32).flatten()
     rest = packed[:, 4 * width :].unflatten(1, (groups, width * (4 + size)))
     of_low = rest[..., : 4 * width].contiguous().view(torch.float32).movedim(1, 0).flatten(1)
-    q = rest[..., 4 * width :].unflatten(
-        2, (size // 4, width, 4)
-    )  # panel, group, step, column, term
-    q = q.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)
+    lanes = {64: 16, 16: 8}[width]  # floats of a vector of AVX-512, and of AVX2
+    q = rest[..., 4 * width :].unflatten(2, (size // 64, width // lanes, 16, lanes, 4))
+    q = q.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(0, 2)  # columns, then terms
     return q[:columns, :depth], scales[:columns], of_low[:, :columns]
 
 
