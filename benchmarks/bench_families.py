@@ -20,7 +20,8 @@ from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
 from benchmarks._peers import padded
 from benchmarks._products import FLOOR, Products
 from benchmarks.lengths import lengths
-from fastenc import patch
+from fastenc import compile_inference, patch
+from fastenc.graphs import InferenceRunner
 from fastenc.models import Encoder
 from fastenc.packing import PackedBatch, pack_sequences
 
@@ -122,6 +123,7 @@ BASE = {
 LONG = ("modernbert",)  # families that read 2,048 tokens
 TRAINED = ("lengths of SST-2",)  # corpora of training steps
 PATCHED = "Hugging Face, patched by fastenc"
+GRAPHS = "fastenc.compile_inference"  # on a GPU only
 TRAINED_LONGER = ("deberta-v3",)  # families with a training step at lengths 10 to 256 too
 
 
@@ -169,7 +171,13 @@ def is_trained(family: str, corpus: str) -> bool:
 
 
 def for_inference(model: torch.nn.Module) -> torch.nn.Module:
-    return copy.deepcopy(model).to(DTYPE) if ON_GPU else model
+    """On a GPU a copy as ``from_pretrained(dtype=...)`` loads it: the frequencies of rotations stay float32."""
+    if not ON_GPU:
+        return model
+    model = copy.deepcopy(model)
+    for weight in model.parameters():
+        weight.data = weight.data.to(DTYPE)
+    return model
 
 
 def measure(family: str) -> dict[str, dict]:
@@ -183,6 +191,8 @@ def measure(family: str) -> dict[str, dict]:
         PATCHED: patch(for_inference(transformers_model(family))),
         "fastenc": for_inference(encoder),
     }
+    if ON_GPU:
+        inferring[GRAPHS] = compile_inference(inferring["fastenc"], max_tokens=BATCH * 512)
     rows = {}
     for corpus, sizes in corpora(family).items():
         batches = batches_of(sizes)
@@ -216,7 +226,7 @@ def batches_of(sizes: list[int]) -> list[Batch]:
 
 def states(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """The states of the real tokens."""
-    if isinstance(model, Encoder):
+    if isinstance(model, (Encoder, InferenceRunner)):
         return model(batch.packed).last_hidden_state
     return model(**batch.inputs).last_hidden_state[batch.real]
 

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
+
 _requested: ContextVar[bool] = ContextVar("results do not depend on the batch", default=False)
 DEVICES = {"cuda"}  # on a CPU the kernels have one order of sums in any case
 
 
 @contextmanager
 def batch_invariance(requested: bool = True) -> Iterator[None]:
-    """Inside the block, calls by this thread are batch-invariant if ``requested``."""
+    """Inside the block, calls by this thread are batch-invariant if ``requested``.
+
+    What torch.compile has compiled is not: older versions of Dynamo cannot read a context variable.
+    """
     token = _requested.set(requested)
     try:
         yield
@@ -24,4 +29,4 @@ def batch_invariance(requested: bool = True) -> Iterator[None]:
 
 def is_batch_invariant(device_type: str) -> bool:
     """Whether calls on such a device have to choose kernels and launches that do not depend on the batch."""
-    return device_type in DEVICES and _requested.get()
+    return device_type in DEVICES and not torch.compiler.is_compiling() and _requested.get()

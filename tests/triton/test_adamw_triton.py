@@ -283,8 +283,8 @@ def test_training_is_that_of_torchs_adamw(subject):
     moved = [
         (a - b).detach().abs() for a, b in zip(model.parameters(), again.parameters(), strict=True)
     ]
-    # Where a gradient is nearly zero, Adam makes whole steps of rounding errors.
-    assert torch.cat([each.flatten() for each in moved]).mean() < 1e-5
+    # Where a gradient is nearly zero, Adam makes whole steps of rounding errors, of which a GPU has more.
+    assert torch.cat([each.flatten() for each in moved]).mean() < 1e-4
 
 
 @pytest.mark.parametrize("change", ["in place", "loaded", "replaced", "cast elsewhere", "data"])

@@ -412,8 +412,10 @@ def test_a_scale_that_is_not_positive(triton_target, scale):
             (theirs, *gradients_of(theirs, wide, dout.double())),
             strict=True,
         )
+        # bfloat16 rounds probabilities and scores' gradients to 8 bits before they are summed.
+        atol = 1e-2 if dtype == torch.bfloat16 else 2e-3
         for mine, truly in results:
-            torch.testing.assert_close(mine.double(), truly, rtol=2e-2, atol=2e-3)
+            torch.testing.assert_close(mine.double(), truly, rtol=2e-2, atol=atol)
 
 
 def hidden_by_the_lowest_number(inputs):

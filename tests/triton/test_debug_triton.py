@@ -10,6 +10,7 @@ from tests.helpers.processes import compiling
 pytest.importorskip("triton")
 
 TOKENS, USED = 70, 60
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def used_offsets():
@@ -56,7 +57,9 @@ OPS = {
 def test_rows_behind_the_last_offset_are_nan_when_debugging(triton_kernels, monkeypatch, name):
     """The ops are called directly, as a compiled graph does, which checks no offsets."""
     monkeypatch.setattr(debug, "ENABLED", True)
-    for result, values in OPS[name]().items():
+    with DEVICE:
+        results = OPS[name]()
+    for result, values in results.items():
         rows = values.flatten(1)
         assert rows[:USED].isfinite().all(), result
         assert rows[USED:].isnan().all(), result
@@ -66,7 +69,8 @@ def test_what_an_op_allocates_is_left_open_otherwise(triton_kernels, monkeypatch
     filled = []
     monkeypatch.setattr(debug, "ENABLED", False)
     monkeypatch.setattr(debug._FilledWithNaN, "__torch_dispatch__", lambda *_: filled.append(1))
-    OPS["rotary"]()
+    with DEVICE:
+        OPS["rotary"]()
     assert not filled
 
 
