@@ -53,13 +53,14 @@ OPS = {
 }
 
 
+@pytest.mark.skipif(
+    DEVICE.type == "cuda", reason="there an assertion about the offsets ends the CUDA context"
+)
 @pytest.mark.parametrize("name", OPS)
 def test_rows_behind_the_last_offset_are_nan_when_debugging(triton_kernels, monkeypatch, name):
     """The ops are called directly, as a compiled graph does, which checks no offsets."""
     monkeypatch.setattr(debug, "ENABLED", True)
-    with DEVICE:
-        results = OPS[name]()
-    for result, values in results.items():
+    for result, values in OPS[name]().items():
         rows = values.flatten(1)
         assert rows[:USED].isfinite().all(), result
         assert rows[USED:].isnan().all(), result
