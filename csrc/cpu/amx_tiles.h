@@ -37,7 +37,7 @@ FASTENC_INLINE void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
 // The 16 kRows x 16 kColumns sums of 4 bytes that lie at `sums`, `stride` bytes from row to row, become
 // start + A B over `steps` tiles of the depth. A's rows lie lda bytes apart. start: the first of such sums; their rows may
-// be the same one (start_stride 0); null for 0. Nothing is fetched ahead: on a Xeon that made products 10 to 20 % slower
+// be the same one (start_stride 0); null for 0. Nothing is fetched ahead: on a Xeon that made products 2 to 20 % slower
 // where the weights lie in the second cache, and at most 2 % faster where they do not.
 template <int kRows, int kColumns>
 static void amx_block(
