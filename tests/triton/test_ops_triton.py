@@ -156,7 +156,7 @@ def test_gradients_repeat_bit_for_bit(triton_target, name):
         inputs = run.inputs(dtype)
         dout = run.upstream(inputs)
         # The short kernels add up in one order without being asked.
-        atomic = run.case.op in ("attention", "cross_attention")
+        atomic = run.case.op in ("attention", "cross_attention", "global_window_attention")
         asked = atomic and (name != SHORT or dtype == torch.float32)
         with deterministic() if asked else nullcontext():
             first, second = (run.both_ways(inputs, dout) for _ in range(2))
