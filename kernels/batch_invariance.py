@@ -18,7 +18,7 @@ DEVICES = {"cuda"}  # on a CPU the kernels have one order of sums in any case
 def batch_invariance(requested: bool = True) -> Iterator[None]:
     """Inside the block, calls by this thread are batch-invariant if ``requested``.
 
-    What torch.compile has compiled is not: older versions of Dynamo cannot read a context variable.
+    Models that torch.compile has compiled are not: torch 2.11's Dynamo cannot read a context variable.
     """
     token = _requested.set(requested)
     try:

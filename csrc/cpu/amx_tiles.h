@@ -25,8 +25,8 @@ class AmxTiles {
   AmxTiles(const AmxTiles&) = delete;
 };
 
-// Tiles of B, whose rows have 4 bytes of the depth of each of 16 columns and lie `stride` bytes apart. The tiles of the next
-// columns and of the next depth lie so many bytes further.
+// Tiles of B. A tile's row has 4 bytes of the depth for each of 16 columns, and the next row lies `stride` bytes further. The
+// tile of the next 16 columns lies next_columns bytes further, that of the next 64 bytes of the depth next_depth.
 struct AmxPanel {
   const char* data;
   int64_t stride, next_columns, next_depth;
@@ -37,8 +37,8 @@ FASTENC_INLINE void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
 // The 16 kRows x 16 kColumns sums of 4 bytes that lie at `sums`, `stride` bytes from row to row, become
 // start + A B over `steps` tiles of the depth. A's rows lie lda bytes apart. start: the first of such sums; their rows may
-// be the same one (start_stride 0); null for 0. Nothing is fetched ahead: on a Xeon that made products 2 to 20 % slower
-// where the weights lie in the second cache, and at most 2 % faster where they do not.
+// be the same one (start_stride 0); null for 0. Nothing is fetched ahead. On a Xeon, fetching the next panel made products 2 to
+// 20 % slower where the weights lie in the second cache, and at most 2 % faster where they do not.
 template <int kRows, int kColumns>
 static void amx_block(
     const char* a, int64_t lda, const AmxPanel& b, int64_t steps, const char* start, int64_t start_stride, char* sums,

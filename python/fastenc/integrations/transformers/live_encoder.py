@@ -266,10 +266,9 @@ class FixedTable:
         self._compared: tuple[Tensor, Contents] | None = None
         self._was_equal = False
 
-    def if_equal(self, new: "FixedTable") -> "FixedTable":
-        """This one, if ``new`` is of the same module and values, otherwise ``new``."""
-        same = self._module is new._module and torch.equal(self._values, new._values)
-        return self if same else new
+    def same_as(self, other: "FixedTable") -> bool:
+        """Whether both have the same module and must have the same values."""
+        return self._module is other._module and torch.equal(self._values, other._values)
 
     def is_unchanged(self) -> bool:
         """Whether the table has these values. Comparing them waits for an accelerator, but only once after a change."""
@@ -298,7 +297,7 @@ class LiveEncoder:
 
     def __init__(self, model: "PreTrainedModel", is_decoder: bool = False):
         self.frozen, self._is_decoder = FrozenWeights(), is_decoder
-        self._tables: dict[str, FixedTable] = {}
+        self._tables: tuple[FixedTable, ...] = ()
         self.output_class = output_class(model)
         self._describe(model)
 
@@ -452,12 +451,11 @@ class LiveEncoder:
         values = self.architecture.constant_values(self.config)
         names = values.keys() - self.architecture.constants.keys()
         path = lambda name: name.removesuffix(".weight")
-        tables = {n: FixedTable(model.get_submodule(path(n)), values[n]) for n in names}
-        # A table that was compared in an earlier reading need not be compared again.
-        self._tables = {
-            n: self._tables.get(n, table).if_equal(table) for n, table in tables.items()
-        }
-        return tuple(self._tables.values())
+        tables = [FixedTable(model.get_submodule(path(n)), values[n]) for n in names]
+        # Those of an earlier reading know that they were compared.
+        earlier = lambda table: next(filter(table.same_as, self._tables), table)
+        self._tables = tuple(map(earlier, tables))
+        return self._tables
 
     def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
         weighted = []
