@@ -130,3 +130,24 @@ def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
                         assert torch.equal(together[-1 - number], alone)
     finally:
         torch.set_num_threads(before)
+
+
+@needs_cpp
+@EVERY_DTYPE
+def test_states_beside_sequences_long_enough_for_blocks_do_not_depend_on_them(dtype, tmp_path):
+    """A short sequence sees all its tokens, in a batch whose others have a plan of blocks and in one without."""
+    skip_where_rows_count("big_bird", dtype)
+    sizes = dict(block_size=16, num_random_blocks=1, max_position_embeddings=200)
+    theirs = model("big_bird", attention_type="block_sparse", **sizes)
+    theirs.save_pretrained(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    sequences = [
+        torch.randint(5, 97, (length,), generator=generator).tolist() for length in (30, 150, 9)
+    ]
+    encoder = Encoder.from_pretrained(tmp_path).eval()
+    for form in forms(encoder, dtype):
+        with torch.inference_mode():
+            together = form(pack_sequences(sequences)).last_hidden_state.split([30, 150, 9])
+            for number, sequence in enumerate(sequences):
+                alone = form(pack_sequences([sequence])).last_hidden_state
+                assert torch.equal(together[number], alone), number

@@ -13,6 +13,7 @@ import fastenc.nn.global_attention as global_attention
 from fastenc.models import Encoder, EncoderConfig, QuestionAnswerer, SequenceClassifier
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.nn.ways import fused_sublayers
+from fastenc.ops import int8_products
 from fastenc.packing import pack, pack_sequences
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.extension import needs_cpp
@@ -216,6 +217,28 @@ def test_dropout_repeats_and_frozen_weights_compute_the_same(tmp_path):
     fastenc.freeze(ours.eval())
     with torch.no_grad():
         torch.testing.assert_close(ours(batch).last_hidden_state, plain, rtol=0, atol=2e-5)
+
+
+@pytest.mark.skipif(
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
+)
+def test_int8_attends_to_and_from_global_tokens(tmp_path):
+    """A window of four tokens, so that texts of 30 look otherwise without their global tokens."""
+    theirs = model("longformer", attention_window=[4, 4])
+    padded = padded_batch("longformer", LENGTHS)
+    mask, chosen = padded["attention_mask"].bool(), marked(padded["attention_mask"])
+    batch = pack(**padded, global_attention_mask=chosen)
+    patched = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)), dtype="int8")
+    loaded = Encoder.from_pretrained(save(theirs, tmp_path), dtype="int8")
+    with torch.no_grad():
+        exact = theirs(**padded, global_attention_mask=chosen)[0][mask]
+        local = theirs(**padded)[0][mask]
+        states = patched(**padded, global_attention_mask=chosen)[0][mask]
+        assert torch.equal(loaded(batch).last_hidden_state, states)
+    error = (states - exact).norm(dim=1) / exact.norm(dim=1)
+    without = (local - exact).norm(dim=1) / exact.norm(dim=1)
+    assert error.max() < 0.03
+    assert without[chosen[mask].bool()].min() > 0.3 and without.median() > 0.05
 
 
 @pytest.mark.parametrize(

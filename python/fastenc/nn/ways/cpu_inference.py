@@ -191,14 +191,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     check_cu_seqlens(inputs.cu_seqlens, x.shape[0], inputs.max_seqlen)
     fixed = layer_call.prepared.fixed
     few_rows = has_few_rows(x)
-    separate = (
-        inputs.cache is not None
-        or inputs.global_tokens is not None
-        or plan_of(inputs, a) is not None
-        # A sequence without global tokens rounds as beside one that has some.
-        or (a.global_attention and _multiplies_pairs(w))
-    )
-    in_one_op = not (a.position_terms or a.sorts_qkv or separate)
+    in_one_op = not attends_separately(inputs, a, _multiplies_pairs(w))
     shared = few_rows or shares_sequences(x, inputs.max_seqlen)
     # Where a separate attention would round otherwise, threads that cannot share out the sequences share the columns.
     rounds = _multiplies_pairs(w) or a.head_norm_eps is not None
@@ -214,6 +207,24 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         attended, before = _attend_to_source(attended, layer_call)
     given = after_attention_arguments(w, packed, spec) if fixed is None else fixed.after_attention
     return after_attention(few_rows, attended, before, given, spec.pre_norm)
+
+
+def attends_separately(inputs: AttentionInputs, a: AttentionSpec, rounds_otherwise: bool) -> bool:
+    """Whether the layer's attention is no part of the op that makes q, k and v.
+
+    Args:
+        rounds_otherwise: whether the attention in that op rounds otherwise. Then global tokens, and sequences long
+            enough for blocks, decide for no other sequence of their batch.
+    """
+    depends_on_batch = a.global_attention or bool(a.block_size)
+    return (
+        bool(a.position_terms)
+        or a.sorts_qkv
+        or inputs.cache is not None
+        or inputs.global_tokens is not None
+        or plan_of(inputs, a) is not None
+        or (rounds_otherwise and depends_on_batch)
+    )
 
 
 def attend_in_one_op(few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: tuple) -> Tensor:

@@ -8,7 +8,6 @@ on the batch, its order or the number of threads.
 import torch
 from torch import Tensor
 
-from fastenc.nn.block_plan import plan_of
 from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
 from fastenc.nn.layer_spec import (
@@ -103,7 +102,7 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
-    if a.position_terms or a.sorts_qkv or plan_of(inputs, a):
+    if cpu_inference.attends_separately(inputs, a, packed.bf16_attention):
         weight, bias, *_ = fixed.attention
         columns = 3 * a.num_heads * a.head_dim
         attended = cpu_inference.attend(
