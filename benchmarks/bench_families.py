@@ -1,7 +1,7 @@
 """Whole encoders of the families: batches of texts of real lengths, random weights of base size.
 
-On a CPU batches of 32 texts in float32. On a GPU some of the families, 128 texts, in bfloat16: inference with bfloat16
-weights, training by autocast over float32 weights.
+On a CPU batches of 32 texts, in float32, in bfloat16 and in int8. On a GPU some of the families, 128 texts, in
+bfloat16: inference with bfloat16 weights. In bfloat16 training is by autocast over float32 weights.
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
@@ -9,13 +9,19 @@ is timed, results are compared with Hugging Face's in float32 at every real toke
 backward of one batch, without dropout, so that the gradients of the word embeddings can be compared.
 """
 
-import copy
 import tempfile
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from benchmarks._formats import (
+    OWN_AUTOCAST,
+    THEIRS_AUTOCAST,
+    frozen_formats,
+    in_dtype,
+    largest_error,
+)
 from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
 from benchmarks._peers import padded
 from benchmarks._products import FLOOR, Products
@@ -170,29 +176,22 @@ def is_trained(family: str, corpus: str) -> bool:
     return ON_GPU or longer or corpus in TRAINED
 
 
-def for_inference(model: torch.nn.Module) -> torch.nn.Module:
-    """On a GPU a copy as ``from_pretrained(dtype=...)`` loads it: the frequencies of rotations stay float32."""
-    if not ON_GPU:
-        return model
-    model = copy.deepcopy(model)
-    for weight in model.parameters():
-        weight.data = weight.data.to(DTYPE)
-    return model
-
-
 def measure(family: str) -> dict[str, dict]:
     model, patched = transformers_model(family), patch(transformers_model(family))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         encoder = Encoder.from_pretrained(folder).eval().to(DEVICE)
     trained = {"Hugging Face": model, PATCHED: patched, "fastenc": encoder}
-    inferring = {
-        "Hugging Face": for_inference(model),
-        PATCHED: patch(for_inference(transformers_model(family))),
-        "fastenc": for_inference(encoder),
-    }
     if ON_GPU:
-        inferring[GRAPHS] = compile_inference(inferring["fastenc"], max_tokens=BATCH * 512)
+        own = in_dtype(encoder, DTYPE)
+        inferring = {
+            "Hugging Face": in_dtype(model, DTYPE),
+            PATCHED: patch(in_dtype(model, DTYPE)),
+            "fastenc": own,
+            GRAPHS: compile_inference(own, max_tokens=BATCH * 512),
+        }
+    else:
+        inferring = trained | frozen_formats(model, encoder)
     rows = {}
     for corpus, sizes in corpora(family).items():
         batches = batches_of(sizes)
@@ -231,9 +230,10 @@ def states(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(**batch.inputs).last_hidden_state[batch.real]
 
 
-def near(result: torch.Tensor, truth: torch.Tensor) -> str | None:
+def near(provider: str, result: torch.Tensor, truth: torch.Tensor) -> str | None:
     error = ((result.float() - truth).norm() / truth.norm()).item()
-    return None if error < TOLERANCE else f"relative error {error:.2g}"
+    right = error < largest_error(provider, TOLERANCE)
+    return None if right else f"relative error {error:.2g}"
 
 
 @torch.inference_mode()
@@ -241,12 +241,15 @@ def inference(models: dict, exact: torch.nn.Module, batches: list[Batch]) -> dic
     def forward(model):
         return torch.cat([states(model, batch) for batch in batches])
 
-    providers = {name: partial(forward, model) for name, model in models.items()}
+    providers = {
+        name: model if isinstance(model, str) else partial(forward, model)
+        for name, model in models.items()
+    }
     if not ON_GPU:
         products = Products(models["fastenc"])
         providers[FLOOR] = lambda: [products(batch.packed.total_tokens) for batch in batches]
     truth = forward(exact)
-    check = lambda name, result: None if name == FLOOR else near(result, truth)
+    check = lambda name, result: None if name == FLOOR else near(name, result, truth)
     return with_speed(timed(providers, check, seconds=20), batches)
 
 
@@ -257,7 +260,7 @@ def training_step(models: dict, batch: Batch) -> dict[str, dict]:
 
     def step(model: torch.nn.Module, autocast: bool = ON_GPU) -> torch.Tensor:
         model.zero_grad()
-        with torch.autocast(DEVICE.type, DTYPE, enabled=autocast):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
             y = states(model, batch)
         y.backward(dy.to(y.dtype))
         own = isinstance(model, Encoder)
@@ -265,7 +268,10 @@ def training_step(models: dict, batch: Batch) -> dict[str, dict]:
 
     truth = step(models["Hugging Face"], autocast=False).clone()
     providers = {name: partial(step, model) for name, model in models.items()}
-    rows = timed(providers, lambda name, result: near(result, truth), seconds=10)
+    if not ON_GPU:
+        providers[THEIRS_AUTOCAST] = partial(step, models["Hugging Face"], autocast=True)
+        providers[OWN_AUTOCAST] = partial(step, models["fastenc"], autocast=True)
+    rows = timed(providers, lambda name, result: near(name, result, truth), seconds=10)
     return with_speed(rows, [batch])
 
 
