@@ -109,6 +109,9 @@ def test_in_8_bits_the_heads_stay_in_float32(folder):
     for ours, exact in zip(found.multi_vectors, multi_vectors, strict=True):
         assert not torch.equal(ours, exact) and (ours * exact).sum(1).min() > 0.98
     assert (found.dense * dense).sum(1).min() > 0.98
+    with pytest.raises(ValueError, match=r"train\(\) needs the weights in float32"):
+        model.train()
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize(

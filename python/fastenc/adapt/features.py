@@ -217,7 +217,7 @@ def _outputs(
     device = next(encoder.parameters()).device
     batch = batch.to(device)
     with torch.autocast(device.type, autocast_dtype, enabled=autocast_dtype is not None):
-        hidden = encoder(batch).last_hidden_state
+        hidden = encoder(batch, pooled=False).last_hidden_state
     return hidden if per_token else pool(hidden, batch.cu_seqlens, "cls")
 
 

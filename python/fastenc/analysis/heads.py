@@ -90,7 +90,7 @@ def visit_heads(
         )
         visit(layer, statistics)
 
-    encoder(batch, visit_input=measure)
+    encoder(batch, visit_input=measure, pooled=False)
 
 
 @dataclass

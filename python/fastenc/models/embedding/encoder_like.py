@@ -37,7 +37,11 @@ class EncoderLike(WeightsOwner, Protocol):
     def max_tokens(self) -> int: ...
 
     def __call__(
-        self, batch: PackedBatch, *, visit: Callable[[int, Tensor], None] | None = None
+        self,
+        batch: PackedBatch,
+        *,
+        visit: Callable[[int, Tensor], None] | None = None,
+        pooled: bool = True,
     ) -> object: ...
 
     def adaptation_of_task(self, task: str) -> tuple[str, str]: ...

@@ -186,7 +186,7 @@ def visit_states(
         if layer in wanted:
             visit(layer, state)
 
-    encoder(batch, visit=visit_wanted)
+    encoder(batch, visit=visit_wanted, pooled=False)
 
 
 def _check_options(

@@ -94,6 +94,11 @@ class M3Encoder(nn.Module):
             head.to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
         return model.eval()
 
+    def train(self, mode: bool = True) -> "M3Encoder":
+        if mode:  # asked before any module changes, not when the encoder's turn comes
+            self.encoder.frozen.require_weights("train()")
+        return super().train(mode)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the encoder as :meth:`fastenc.Encoder.save_pretrained` does, and each head in a .safetensors file."""
         save_file = require("safetensors.torch", extra="models").save_file
@@ -152,7 +157,7 @@ class M3Encoder(nn.Module):
                 batches, "encode", "batch", show_progress, total=number
             ):
                 batch = made.to(weight.device)
-                hidden = encoder(batch).last_hidden_state
+                hidden = encoder(batch, pooled=False).last_hidden_state
                 dense[send(torch.tensor(chosen), dense.device)] = self.dense(hidden, batch)
                 if sparse:
                     rows = self._weights_by_token(self.token_weights(hidden).cpu(), made)

@@ -157,7 +157,7 @@ class SentenceEmbedder(PretrainedModel):
         if layer is None:
             vectors = self.encoder.pooled_vectors(batch, pooling)
         else:
-            output = self.encoder(batch, output_hidden_states=(layer,))
+            output = self.encoder(batch, output_hidden_states=(layer,), pooled=False)
             assert output.hidden_states is not None
             states = (output.last_hidden_state, output.hidden_states[layer])
             each = [pool(state, batch.cu_seqlens, pooling) for state in states]
