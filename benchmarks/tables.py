@@ -712,8 +712,20 @@ LARGER = {
 }
 
 
+# In the README's table of encoders of base size, a provider for each number format.
+FORMATS = ("Hugging Face, patched by fastenc", "fastenc, bfloat16, frozen", "fastenc, int8")
+
+
+def factors_of_formats(rows: dict) -> str:
+    """The factors of a case in each number format, as far as they were measured."""
+    factors = [
+        f"{rows[name]['speedup']:.1f}" for name in FORMATS if "speedup" in rows.get(name, {})
+    ]
+    return " / ".join(factors) or "–"
+
+
 def families() -> str:
-    """The README's table of encoders of base size: a row for each family, two columns for each device."""
+    """The README's table of encoders of base size: rows for each family, two columns for each device."""
     names = {"bert": "BERT", "mpnet": "MPNet", "albert": "ALBERT", "t5": "T5's encoder"}
     names |= {"modernbert": "ModernBERT", "eurobert": "EuroBERT", "deberta-v3": "DeBERTa-v3"}
     names |= {name: f"{title}, six layers" for name, title in LARGER.items()}
@@ -726,12 +738,10 @@ def families() -> str:
         for data in measurements
         for case in workloads
     ]
-    lines = [f"| patched | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
+    lines = [f"| | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
     for family, title in names.items():
         cells = [
-            speedup(
-                data["cases"].get(f"{family}, {case}", {}).get("Hugging Face, patched by fastenc")
-            )
+            factors_of_formats(data["cases"].get(f"{family}, {case}", {}))
             for data in measurements
             for case in workloads
         ]
