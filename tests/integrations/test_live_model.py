@@ -281,6 +281,29 @@ def test_a_changed_masked_lm_head_takes_its_own_forward(change):
     assert torch.equal(output.logits[~real][0], output.logits[~real][-1])  # the encoder is fused
 
 
+def test_weights_that_float16_leaves_in_float32(tmp_path):
+    """transformers keeps T5's ``wo`` in float32 beside float16, and computes it so. A CPU has no kernels of float16, so
+    bfloat16 takes its place."""
+    theirs = model("t5")
+    theirs.save_pretrained(tmp_path)
+    mixed = type(theirs).from_pretrained(tmp_path, dtype=torch.float16).bfloat16()
+    for block in mixed.encoder.block:
+        block.layer[1].DenseReluDense.wo.float()
+    ours, batch = fastenc.patch(copy.deepcopy(mixed)), padded_batch("t5")
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match="because its linear layers are of"),
+    ):
+        assert torch.equal(ours(**batch)[0], mixed(**batch)[0])
+    with pytest.raises(
+        ValueError, match=r"its linear layers are of .*bfloat16 and .*float32: undo that"
+    ):
+        fastenc.freeze(ours)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(**batch)
+
+
 def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
     theirs, state = model("bert"), torch.get_rng_state()
     new = new_of_same_class(theirs)

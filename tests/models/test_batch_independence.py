@@ -134,10 +134,13 @@ def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
 
 @needs_cpp
 @EVERY_DTYPE
-def test_states_beside_sequences_long_enough_for_blocks_do_not_depend_on_them(dtype, tmp_path):
+@pytest.mark.parametrize("block_size", [16, 12])  # tiles of blocks and those of other attention
+def test_states_beside_sequences_long_enough_for_blocks_do_not_depend_on_them(
+    block_size, dtype, tmp_path
+):
     """A short sequence sees all its tokens, in a batch whose others have a plan of blocks and in one without."""
     skip_where_rows_count("big_bird", dtype)
-    sizes = dict(block_size=16, num_random_blocks=1, max_position_embeddings=200)
+    sizes = dict(block_size=block_size, num_random_blocks=1, max_position_embeddings=200)
     theirs = model("big_bird", attention_type="block_sparse", **sizes)
     theirs.save_pretrained(tmp_path)
     generator = torch.Generator().manual_seed(0)

@@ -113,6 +113,15 @@ def frozen_of(m):
 
 
 @needs_int8
+@pytest.mark.parametrize("form", FORMS)
+def test_wide_heads_of_layers_with_global_tokens(form, tmp_path):
+    ours = FORMS[form](model("longformer", hidden_size=160, num_attention_heads=1), tmp_path)
+    message = "layer 0 of the model cannot run in int8: head_dim must be at most 128, it is 160: leave out dtype"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fastenc.freeze(ours, dtype="int8")
+
+
+@needs_int8
 def test_lora_must_be_merged(tmp_path):
     encoder = Encoder.from_pretrained(save(model("bert"), tmp_path))
     add_adaptation(encoder, Lora(rank=2))

@@ -264,6 +264,16 @@ def test_texts_in_batches_give_what_each_text_gives(tmp_path):
         model_.generate(texts, num_beams=0)
 
 
+def test_buckets_that_a_decoder_cannot_have(tmp_path):
+    """transformers' formula for the distances that share a bucket decreases then."""
+    theirs = whole("t5", relative_attention_num_buckets=32, relative_attention_max_distance=16)
+    message = "max_distance must be more than half of relative_attention_num_buckets, got 16 and 32"
+    with pytest.raises(ValueError, match=message):
+        Seq2Seq.from_pretrained(save(theirs, tmp_path))
+    with pytest.raises(ValueError, match=message):
+        fastenc.patch(theirs)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="target 1 has none"):
         pack_targets([[1], []], 0)

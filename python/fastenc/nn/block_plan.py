@@ -44,11 +44,14 @@ def block_plan(
         random_blocks: from :func:`draw_random_blocks`, in training; None: the first block every time.
         padded_length: the length of the padded batch that the sequences are from, if blocks count up to its end, as in
             a transformers model; None: up to each sequence's own end.
-    Returns: None if every token of every sequence sees every other.
+    Returns: None if plain attention does, because every token of every sequence sees every other.
     """
-    if (padded_length or max_seqlen) <= longest_full(spec):
-        return None
     size, count = spec.block_size, spec.random_blocks
+    # With blocks of another size, the plan's kernel sums in another order than that of plain attention, and a sequence
+    # would round as the longest of its batch decides.
+    rounds_alike = size % 16 == 0 or padded_length is not None
+    if rounds_alike and (padded_length or max_seqlen) <= longest_full(spec):
+        return None
     lengths, device = cu_seqlens.diff(), cu_seqlens.device
     rows = plan_rows(total_tokens, len(lengths), size)
     first = first_rows(cu_seqlens, size)

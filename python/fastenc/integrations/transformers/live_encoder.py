@@ -48,6 +48,7 @@ from fastenc.nn.layer_spec import (
 from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules
 from fastenc.nn.ways import run_layer
+from fastenc.ops import dispatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -205,6 +206,7 @@ class Reading(NamedTuple):
         modules: our name → module outside the layers, or None if the model does not have it.
         embedding_dropout_p, final_dropout_p, convolution_dropout_p: dropout probabilities, 0 in evaluation.
         weighted: (module, shape of its weight in a new model) for each linear layer and norm.
+        multiplied: the linear layers of the layers.
         fixed: the tables that follow from the configuration.
     """
 
@@ -215,6 +217,7 @@ class Reading(NamedTuple):
     final_dropout_p: float = 0.0
     convolution_dropout_p: float = 0.0
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
+    multiplied: tuple[Any, ...] = ()
     fixed: tuple["FixedTable", ...] = ()
 
     def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
@@ -249,9 +252,19 @@ class Reading(NamedTuple):
             difference = weight_difference(module, shape)
             if difference is not None:
                 return difference
+        if (reason := self.dtypes_reason()) is not None:
+            return reason
         if not all(table.is_unchanged() for table in self.fixed):
             return "a table that follows from its configuration was changed"
         return None
+
+    def dtypes_reason(self) -> str | None:
+        """Why the layers cannot multiply with weights of their dtypes, or None."""
+        dtypes = {module.weight.dtype for module in self.multiplied}
+        # Autocast casts them all.
+        if len(dtypes) < 2 or dispatch.autocast_dtype(self.multiplied[0].weight.device.type):
+            return None
+        return f"its linear layers are of {' and '.join(sorted(map(str, dtypes)))}"
 
 
 class FixedTable:
@@ -442,9 +455,17 @@ class LiveEncoder:
             *(p for layer in layers for p in layer.dropouts),
         ):
             return Reading("a probability of dropout is 1")
-        weighted, fixed = self._weighted(model), self._fixed_tables(model)
+        linears = (module for layer in layers for name in LINEARS for module in layer.modules[name])
         return Reading(
-            None, tuple(layers), outside, embeddings, final, convolution, weighted, fixed
+            None,
+            tuple(layers),
+            outside,
+            embeddings,
+            final,
+            convolution,
+            self._weighted(model),
+            tuple(linears),
+            self._fixed_tables(model),
         )
 
     def _fixed_tables(self, model: "PreTrainedModel") -> tuple["FixedTable", ...]:
@@ -530,10 +551,11 @@ class FrozenOwner:
 
     def _reading(self) -> Reading:
         reading = self._live.read(self._model)
-        if reading.unsupported_reason is not None:
+        reason = reading.unsupported_reason or reading.dtypes_reason()
+        if reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
-                f"own forward, because {reading.unsupported_reason}: undo that, or leave out freeze"
+                f"own forward, because {reason}: undo that, or leave out freeze"
             )
         return reading
 

@@ -236,6 +236,12 @@ class T5(Architecture):
         return {SHARED if key == IN_ENCODER else key: value for key, value in tensors.items()}
 
     def decoder_sizes(self, config) -> ConfigValues:
+        spec = self.relative_bias(config)
+        if spec.max_distance <= spec.num_buckets // 2:
+            raise ValueError(
+                "config.json: a decoder's relative_attention_max_distance must be more than half of "
+                f"relative_attention_num_buckets, got {spec.max_distance} and {spec.num_buckets}: is the file damaged?"
+            )
         layers = config.extra.get("num_decoder_layers")
         return {"num_layers": config.num_layers if layers is None else layers}
 

@@ -161,7 +161,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
             "widths must be multiples of 16, they are "
             f"{rows} (hidden), {columns} (inner) and {spec.attention.head_dim} (a head)"
         )
-    widest = 128 if spec.attention.position_terms or spec.attention.block_size else WIDEST
+    a = spec.attention
+    widest = 128 if a.position_terms or a.block_size or a.global_attention else WIDEST
     if spec.attention.head_dim > widest:
         return f"head_dim must be at most {widest}, it is {spec.attention.head_dim}"
     if len(spec.norm_types) > 1:
