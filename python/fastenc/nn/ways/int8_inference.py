@@ -104,7 +104,7 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
     if cpu_inference.attends_separately(inputs, a, packed.bf16_attention):
         weight, bias, *_ = fixed.attention
-        columns = 3 * a.num_heads * a.head_dim
+        columns = sum(a.heads) * a.head_dim
         attended = cpu_inference.attend(
             int8_products.int8_linear(state.x, weight, bias, columns), layer_call
         )
