@@ -126,6 +126,11 @@ REASONS = {
         "None; outside of FSDP2 and quantisation the forward is fused.",
     ),
     "a weight is …": ("A weight is sparse.", "`weight.to_dense()`."),
+    "its linear layers are of …": (
+        "Their weights have several dtypes. transformers keeps `wo` of T5 in float32 if it loads float16, and computes "
+        "it so.",
+        "Load T5 in bfloat16.",
+    ),
     "a weight has shape …, not …": (
         "A weight was cut or enlarged, as by pruning or a 4-bit storage.",
         "Build the model from a configuration with these sizes.",
@@ -155,6 +160,11 @@ REASONS = {
     "a padding token has a label": (
         "Labels at padding tokens, which are not computed.",
         "-100 at padding tokens, as transformers' collators give.",
+    ),
+    "the head reads padding (without input_ids)": (
+        "Classification with Qwen3 or Gemma 3 from `inputs_embeds`: the head takes the last token of a row, also where "
+        "it is padding.",
+        "Give `input_ids`, or texts of one length.",
     ),
     "the head reads padding (summary_type is …)": (
         "Multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`: the head "

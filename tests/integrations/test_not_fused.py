@@ -92,6 +92,10 @@ CALLS = {
         (called(input_ids=None, inputs_embeds=embedded), FUSED),
         (called("esm", input_ids=None, inputs_embeds=embedded), OWN),
     ],
+    "classification with Qwen3 and Gemma 3 from `inputs_embeds` with padding": [
+        (called(family, "ForSequenceClassification", input_ids=None, inputs_embeds=embedded), OWN)
+        for family in ("qwen3", "gemma3")
+    ],
     "`task_type_ids` of ERNIE": [
         (called("ernie", task_type_ids=lambda batch: batch["token_type_ids"]), OWN),
     ],
@@ -131,6 +135,26 @@ def test_what_a_row_says_runs(row, forward, runs):
     assert len(own) == (0 if runs == FUSED else 1), own
     if runs == HEAD:
         assert "ForMaskedLM takes its own forward" in own[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "changes"),
+    [
+        ("big_bird", "Model", {"rescale_embeddings": True}),
+        ("qwen3", "ForSequenceClassification", {}),
+        ("gemma3", "ForSequenceClassification", {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:fastenc. .* takes its own forward")
+def test_given_vectors_mean_what_they_mean_to_transformers(family, task, changes):
+    theirs = model(family, task, **changes)
+    batch = padded_batch(family, lengths=(5, 9))
+    batch["inputs_embeds"] = torch.randn(2, 9, theirs.config.hidden_size)
+    del batch["input_ids"]
+    real = batch["attention_mask"].bool() if task == "Model" else slice(None)
+    with torch.no_grad():
+        expected = theirs(**batch)[0][real]
+        torch.testing.assert_close(patch(theirs)(**batch)[0][real], expected, rtol=0, atol=1e-5)
 
 
 def test_the_architectures_are_those_of_transformers_that_we_lack():

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModel, AutoTokenizer
 
 import fastenc
 import fastenc.nn.global_attention as global_attention
+from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, QuestionAnswerer, SequenceClassifier
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.nn.ways import fused_sublayers
@@ -256,3 +258,14 @@ def test_wrong_windows(windows, message, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "attention_window": windows}))
     with pytest.raises(ValueError, match=message):
         Encoder.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_of_types_beside_a_model_of_one_type(tmp_path):
+    """transformers would look up the second text's type in a table of one row."""
+    encoder = Encoder.from_pretrained(save(model("longformer"), tmp_path / "theirs"))
+    encoder.tokenizer = train_tokenizer(["a small dog", "two men play"], vocab_size=60)
+    encoder.save_pretrained(tmp_path / "ours")
+    given = AutoTokenizer.from_pretrained(tmp_path / "ours")("a dog", "men", return_tensors="pt")
+    assert set(given) == {"input_ids", "attention_mask"}
+    assert encoder.tokenizer.encode("a dog", "men").type_ids[-1] == 1
+    AutoModel.from_pretrained(tmp_path / "ours")(**given)

@@ -256,7 +256,8 @@ class PretrainedModel(nn.Module):
         checkpoint.write_config(folder, values)
         self.write_beside(folder)
         if self.tokenizer is not None:
-            save_tokenizer(self.tokenizer, folder)
+            # With one type only, transformers would look up the second text's in a table of one row.
+            save_tokenizer(self.tokenizer, folder, token_types=self.config.type_vocab_size != 1)
 
     def parts(self, name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
         """The ``count`` tensors of a checkpoint that are stacked in our parameter of this name, or its gradient."""

@@ -199,8 +199,11 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads."""
+def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path, token_types: bool = True) -> None:
+    """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
+
+    Args: token_types: whether the model takes the types that a tokenizer like BERT's gives.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "tokenizer.json", lambda path: tokenizer.save(str(path)))
@@ -210,8 +213,10 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path) -> None:
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: name for role, name in zip(roles, names, strict=True) if name is not None},
-        "model_input_names": [*inputs, "token_type_ids"] if BERT_TOKENS[2] in names else inputs,
+        "model_input_names": inputs,
     }
+    if token_types and BERT_TOKENS[2] in names:
+        values["model_input_names"] = [*inputs, "token_type_ids"]
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
         # BertTokenizerFast ignores the normalizer in tokenizer.json and reads this entry.

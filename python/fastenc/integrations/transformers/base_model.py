@@ -93,7 +93,8 @@ def arguments_reason(
         for name, value in arguments.items()
         if name not in known and value is not None and value is not False
     }
-    if not live.architecture.takes_inputs_embeds and arguments.get("inputs_embeds") is not None:
+    takes_vectors = live.architecture.takes_inputs_embeds(live.config)
+    if not takes_vectors and arguments.get("inputs_embeds") is not None:
         extra.add("inputs_embeds")
     if extra:
         return f"it was called with {', '.join(sorted(extra))}"

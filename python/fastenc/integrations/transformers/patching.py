@@ -378,7 +378,9 @@ def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain
     if state is None:  # the encoder was replaced by another module
         return plain(**arguments)
     mask = arguments.get("attention_mask")
-    reason = _loss_reads_padding(arguments, metadata) or _head_reads_padding(model, mask)
+    reason = _loss_reads_padding(arguments, metadata) or _head_reads_padding(
+        model, arguments, metadata
+    )
     if reason is not None:
         _warn_once(encoder, state, reason)
     context = _CallContext(state, mask, metadata, own_forward=reason is not None)
@@ -427,12 +429,17 @@ def _loss_reads_padding(arguments: dict, metadata: BatchMetadata | None) -> str 
     return "a padding token has a label" if metadata.labelled_padding else None
 
 
-def _head_reads_padding(model: Any, mask: Tensor | None) -> str | None:
+def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | None) -> str | None:
     """Why the head needs states of padding tokens, or None.
 
     RoFormer's head for multiple choice takes the state of the row's last token, even if that is padding. ELECTRA's does
-    so if its configuration says so.
+    so if its configuration says so. So does the head of Qwen3 and Gemma 3 for classification if it sees no token ids.
     """
+    mask = arguments.get("attention_mask")
+    if any(each.__name__ == "GenericForSequenceClassification" for each in type(model).__mro__):
+        has_padding = metadata is not None and metadata.padding
+        sees_ids = arguments.get("input_ids") is not None
+        return None if sees_ids or not has_padding else "the head reads padding (without input_ids)"
     summary = getattr(model, "sequence_summary", None)
     if summary is None or summary.summary_type == "first" or mask is None or bool(mask.all()):
         return None

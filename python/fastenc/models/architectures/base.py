@@ -140,7 +140,6 @@ class Architecture:
             its values.
         word_splitter: what splits texts into words in transformers' tokenizer of the family, where no tokenizer.json
             can hold it, or None.
-        takes_inputs_embeds: whether transformers' encoder computes the same for vectors instead of token ids.
         task_keys: keys of config.json that describe adaptations for tasks (:meth:`tasks`), which only an encoder
             without a head keeps.
     """
@@ -180,10 +179,13 @@ class Architecture:
     eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
     word_splitter: ClassVar[str | None] = None
-    takes_inputs_embeds: ClassVar[bool] = True
     task_keys: ClassVar[tuple[str, ...]] = ()
 
     # Configuration
+
+    def takes_inputs_embeds(self, config: EncoderConfig) -> bool:
+        """Whether transformers' encoder computes the same for vectors instead of token ids."""
+        return True
 
     def check_values(self, values: ConfigValues) -> None:
         """Raise ValueError for a value of config.json that has a wrong type or is out of bounds."""

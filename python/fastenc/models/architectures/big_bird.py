@@ -64,6 +64,9 @@ class BigBird(Bert):
     def embedding_scale(self, config) -> float:
         return config.hidden_size**0.5 if config.extra.get("rescale_embeddings", False) else 1.0
 
+    def takes_inputs_embeds(self, config) -> bool:
+        return self.embedding_scale(config) == 1.0  # transformers scales given vectors, too
+
     def drops_before_embedding_norm(self, config) -> bool:
         return True
 

@@ -40,7 +40,6 @@ class Esm(Roberta):
     defaults = {"eps": 1e-12, "pad_token_id": 1, "activation": "gelu", "max_positions": 1026}
     new_config = {"type_vocab_size": 0, "pad_token_id": 1, "position_offset": 2}
     has_token_types = False
-    takes_inputs_embeds = False
     lm_head = HeadSpec(
         {
             "dense": "lm_head.dense",
@@ -60,6 +59,9 @@ class Esm(Roberta):
         "token_dropout": SWITCH.or_none(),
         "mask_token_id": ID,
     }
+
+    def takes_inputs_embeds(self, config) -> bool:
+        return False
 
     def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
