@@ -1,4 +1,4 @@
-"""On a CPU: a model in bfloat16 and in int8, to be timed beside the same model in float32."""
+"""A model in bfloat16 and in int8, to be timed beside the same model in float32."""
 
 import copy
 
@@ -13,25 +13,25 @@ THEIRS_BF16, OWN_BF16, OWN_INT8 = (
     "fastenc, bfloat16, frozen",
     "fastenc, int8",
 )
-# Of training steps, over float32 weights.
+# In training steps the weights are float32.
 THEIRS_AUTOCAST, OWN_AUTOCAST = "Hugging Face, bfloat16 autocast", "fastenc, bfloat16 autocast"
 REDUCED = (THEIRS_BF16, OWN_BF16, OWN_INT8, THEIRS_AUTOCAST, OWN_AUTOCAST)
 
 
-def in_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy as ``from_pretrained(dtype=...)`` loads it: the frequencies of rotations stay float32."""
+def in_bfloat16(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy as ``from_pretrained(dtype=torch.bfloat16)`` loads it: the frequencies of rotations stay float32."""
     model = copy.deepcopy(model)
     for weight in model.parameters():
-        weight.data = weight.data.to(dtype)
+        weight.data = weight.data.bfloat16()
     return model
 
 
 def frozen_formats(theirs: torch.nn.Module, own: Encoder) -> dict[str, torch.nn.Module | str]:
-    """Copies for inference by the provider's name, or the reason why the encoder has no such copy."""
+    """{provider: a copy for inference on a CPU, or the reason why the encoder has none}."""
     formats: dict[str, torch.nn.Module | str] = {
         FROZEN: freeze(copy.deepcopy(own)),
-        THEIRS_BF16: in_dtype(theirs, torch.bfloat16),
-        OWN_BF16: freeze(in_dtype(own, torch.bfloat16)),
+        THEIRS_BF16: in_bfloat16(theirs),
+        OWN_BF16: freeze(in_bfloat16(own)),
     }
     try:
         formats[OWN_INT8] = freeze(copy.deepcopy(own), dtype="int8")
@@ -41,5 +41,5 @@ def frozen_formats(theirs: torch.nn.Module, own: Encoder) -> dict[str, torch.nn.
 
 
 def largest_error(provider: str, in_float32: float) -> float:
-    """The largest relative error of a provider's result, with which it is still timed."""
+    """The relative error from which on a provider's result counts as wrong."""
     return 5e-2 if provider in REDUCED else in_float32

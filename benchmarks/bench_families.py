@@ -1,7 +1,7 @@
 """Whole encoders of the families: batches of texts of real lengths, random weights of base size.
 
 On a CPU batches of 32 texts, in float32, in bfloat16 and in int8. On a GPU some of the families, 128 texts, in
-bfloat16: inference with bfloat16 weights. In bfloat16 training is by autocast over float32 weights.
+bfloat16. In bfloat16, inference has bfloat16 weights, and training has float32 weights under autocast.
 
 Random weights do, because speed does not depend on their values. Hugging Face runs with its "sdpa" attention, or with
 "eager" where the family has no other, such as MPNet and DeBERTa. Batches come in the corpus's order. Before anything
@@ -19,7 +19,7 @@ from benchmarks._formats import (
     OWN_AUTOCAST,
     THEIRS_AUTOCAST,
     frozen_formats,
-    in_dtype,
+    in_bfloat16,
     largest_error,
 )
 from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
@@ -33,7 +33,6 @@ from fastenc.packing import PackedBatch, pack_sequences
 
 BATCH = 128 if ON_GPU else 32
 TEXTS = 2 * BATCH
-DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 22 layers
 ON_GPUS = ("deberta-v3", "modernbert")
 VOCABULARY = 32000
@@ -183,7 +182,7 @@ def measure(family: str) -> dict[str, dict]:
         encoder = Encoder.from_pretrained(folder).eval().to(DEVICE)
     trained = {"Hugging Face": model, PATCHED: patched, "fastenc": encoder}
     batches = {corpus: batches_of(sizes) for corpus, sizes in corpora(family).items()}
-    # Steps first: Hugging Face's longest one leaves no room for the copies in other formats on 24 GB.
+    # Before the copies in other formats are made: beside them, 24 GB are too few for Hugging Face's longest step.
     steps = {
         f"{family}, {corpus}, training step": training_step(trained, batches[corpus][0])
         for corpus in batches
@@ -192,10 +191,10 @@ def measure(family: str) -> dict[str, dict]:
     for each in trained.values():
         each.zero_grad()
     if ON_GPU:
-        own = in_dtype(encoder, DTYPE)
+        own = in_bfloat16(encoder)
         inferring = {
-            "Hugging Face": in_dtype(model, DTYPE),
-            PATCHED: patch(in_dtype(model, DTYPE)),
+            "Hugging Face": in_bfloat16(model),
+            PATCHED: patch(in_bfloat16(model)),
             "fastenc": own,
             GRAPHS: compile_inference(own, max_tokens=BATCH * 512),
         }

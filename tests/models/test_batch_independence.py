@@ -134,7 +134,7 @@ def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
 
 @needs_cpp
 @EVERY_DTYPE
-@pytest.mark.parametrize("block_size", [16, 12])  # tiles of blocks and those of other attention
+@pytest.mark.parametrize("block_size", [16, 12])  # with 12, both kinds of attention round apart
 def test_states_beside_sequences_long_enough_for_blocks_do_not_depend_on_them(
     block_size, dtype, tmp_path
 ):

@@ -255,8 +255,11 @@ class PretrainedModel(nn.Module):
             checkpoint.write_tensors(folder, self._tensors())
         checkpoint.write_config(folder, values)
         self.write_beside(folder)
+        self._write_tokenizer(folder)
+
+    def _write_tokenizer(self, folder: Path) -> None:
         if self.tokenizer is not None:
-            # With one type only, transformers would look up the second text's in a table of one row.
+            # If the model has one type, transformers cannot look up that of the second text.
             save_tokenizer(self.tokenizer, folder, token_types=self.config.type_vocab_size != 1)
 
     def parts(self, name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:

@@ -47,8 +47,8 @@ def block_plan(
     Returns: None if plain attention does, because every token of every sequence sees every other.
     """
     size, count = spec.block_size, spec.random_blocks
-    # With blocks of another size, the plan's kernel sums in another order than that of plain attention, and a sequence
-    # would round as the longest of its batch decides.
+    # With other block sizes, block-sparse and plain attention sum in different orders. Then every batch has a plan, so
+    # that a sequence's result does not depend on the longest one.
     rounds_alike = size % 16 == 0 or padded_length is not None
     if rounds_alike and (padded_length or max_seqlen) <= longest_full(spec):
         return None

@@ -210,13 +210,13 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path, token_types: bo
     names = _role_names(tokenizer)
     roles = OTHER_ROLES.get(names, ROLES)
     inputs = ["input_ids", "attention_mask"]
+    if token_types and BERT_TOKENS[2] in names:
+        inputs.append("token_type_ids")
     values = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: name for role, name in zip(roles, names, strict=True) if name is not None},
         "model_input_names": inputs,
     }
-    if token_types and BERT_TOKENS[2] in names:
-        values["model_input_names"] = [*inputs, "token_type_ids"]
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
         # BertTokenizerFast ignores the normalizer in tokenizer.json and reads this entry.

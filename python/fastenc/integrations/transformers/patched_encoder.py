@@ -23,7 +23,7 @@ from fastenc.nn.layer_spec import LayerSpec, LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike, save_tokenizer
+from fastenc.text.tokenizers import TokenizerLike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,8 +126,7 @@ class PatchedEncoder(Encoder):
             super().save_pretrained(folder)
             return
         self.model.save_pretrained(folder)
-        if self.tokenizer is not None:
-            save_tokenizer(self.tokenizer, Path(folder))
+        self._write_tokenizer(Path(folder))
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         """No names: the parameters are the live model's, under its own names, and there is no head of ours."""

@@ -211,20 +211,20 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
 
 
 def attends_separately(inputs: AttentionInputs, a: AttentionSpec, rounds_otherwise: bool) -> bool:
-    """Whether the layer's attention is no part of the op that makes q, k and v.
+    """Whether the layer's attention is an op of its own, after the product with q, k and v.
 
     Args:
-        rounds_otherwise: whether the attention in that op rounds otherwise. Then global tokens, and sequences long
-            enough for blocks, decide for no other sequence of their batch.
+        rounds_otherwise: whether attention in that op rounds otherwise. Then a layer that needs another op for some
+            batches takes it for all, so that a sequence's result does not depend on its batch.
     """
-    depends_on_batch = a.global_attention or bool(a.block_size)
+    needed_for_some = a.global_attention or bool(a.block_size)
     return (
         bool(a.position_terms)
         or a.sorts_qkv
         or inputs.cache is not None
         or inputs.global_tokens is not None
         or plan_of(inputs, a) is not None
-        or (rounds_otherwise and depends_on_batch)
+        or (rounds_otherwise and needed_for_some)
     )
 
 
