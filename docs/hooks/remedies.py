@@ -166,6 +166,11 @@ REASONS = {
         "it is padding.",
         "Give `input_ids`, or texts of one length.",
     ),
+    "the head reads padding (its ids are not config.pad_token_id, …)": (
+        "Classification with Qwen3 or Gemma 3: the head takes the last token whose id is not `config.pad_token_id`, "
+        "and the batch is padded with another id.",
+        "`config.pad_token_id = tokenizer.pad_token_id`.",
+    ),
     "the head reads padding (summary_type is …)": (
         "Multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`: the head "
         "takes the last token of the padded row, or the mean of all its tokens.",

@@ -312,6 +312,37 @@ def test_heads_that_read_padding_take_the_models_own_forward(summary):
         torch.testing.assert_close(logits, theirs(**batch).logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("collated", [False, True], ids=["", "noted by the collator"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_heads_that_find_the_last_token_by_its_id_may_read_padding(family, collated):
+    theirs = model(family, "ForSequenceClassification")
+    right, others, several = (padded_batch(family) for _ in range(3))
+    others["input_ids"][others["attention_mask"] == 0] = 7
+    several["input_ids"][0, -1] = 7
+    for batch, reads in ((right, False), (others, True), (several, True)):
+        expected = theirs(**batch).logits
+        if collated:
+            batch = fastenc.DataCollatorWithSeqlens(dict)(batch)
+        with warnings.catch_warnings(record=True) as seen, torch.no_grad():
+            warnings.simplefilter("always")
+            logits = fastenc.patch(copy.deepcopy(theirs))(**batch).logits
+        messages = [str(each.message) for each in seen]
+        assert ["its ids are not config.pad_token_id" in each for each in messages] == [
+            True
+        ] * reads
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_esm_counts_the_mask_tokens_of_the_padding():
+    theirs, batch = model("esm"), padded_batch("esm")
+    ours, padding = fastenc.patch(copy.deepcopy(theirs)), batch["attention_mask"] == 0
+    batch["input_ids"][:, ::3] = theirs.config.mask_token_id
+    assert (batch["input_ids"][padding] == theirs.config.mask_token_id).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
 def test_gradient_checkpointing_gives_the_same_gradients():
     theirs = model(
         "bert",

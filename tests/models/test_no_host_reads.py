@@ -247,7 +247,7 @@ def test_patched_models_read_the_mask_once_or_never(family, task, noted, monkeyp
     collated = fastenc.DataCollatorWithSeqlens(dict)(batch)
     metadata, readings = collated["batch_metadata"], []
 
-    def read(mask, labels):
+    def read(mask, labels, ids):
         readings.append(mask)
         return metadata
 

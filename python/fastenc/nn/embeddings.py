@@ -179,6 +179,7 @@ def embed(
     token_type_ids: Tensor | None = None,
     inputs_embeds: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    masked_counts: Tensor | None = None,
     dropout_p: float = 0.0,
     added: AddedRows | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -189,6 +190,7 @@ def embed(
         position_offset: added to position_ids.
         inputs_embeds: (total_tokens, width), taken in place of the words' vectors, without the scale.
         cu_seqlens: int32 (batch+1,), offsets of the sequences, which ``spec.masked`` needs.
+        masked_counts: int64 (batch,), the number of ``spec.masked`` in each sequence; None: as in input_ids.
         added: table ("word" or "token_type") → a function of ids that returns what is added to its rows.
     Returns: (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder
         (:func:`fastenc.ops.tied_embedding_layer_norm`).
@@ -220,7 +222,7 @@ def embed(
         tied_weight = t.word
         added = added or {}
         x = (
-            _words(spec, t, input_ids, cu_seqlens, added.get("word"))
+            _words(spec, t, input_ids, cu_seqlens, masked_counts, added.get("word"))
             if inputs_embeds is None
             else inputs_embeds
         )
@@ -261,6 +263,7 @@ def _words(
     tables: EmbeddingTables,
     input_ids: Tensor,
     cu_seqlens: Tensor | None,
+    masked_counts: Tensor | None,
     added: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     check_ids(input_ids, tables.word.shape[0])
@@ -268,13 +271,16 @@ def _words(
     x = (x if added is None else x + added(input_ids)) * spec.scale
     if spec.masked is None or cu_seqlens is None:
         return x
-    return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens)
+    return _scaled_for_masked(x, input_ids == spec.masked, cu_seqlens, masked_counts)
 
 
-def _scaled_for_masked(x: Tensor, is_masked: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _scaled_for_masked(
+    x: Tensor, is_masked: Tensor, cu_seqlens: Tensor, masked_counts: Tensor | None
+) -> Tensor:
     """x (total_tokens, width), 0 for masked tokens and scaled by (1 - MASKED_SHARE) / (1 - share in the sequence)."""
-    before = F.pad(is_masked.cumsum(0), (1, 0))[cu_seqlens]
-    share = (before[1:] - before[:-1]).float() / (cu_seqlens[1:] - cu_seqlens[:-1])
+    if masked_counts is None:
+        masked_counts = F.pad(is_masked.cumsum(0), (1, 0))[cu_seqlens].diff()
+    share = masked_counts.float() / cu_seqlens.diff()
     token = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
     of_token = share[torch.searchsorted(cu_seqlens[1:], token, right=True)]
     # In transformers' order, so that products are rounded alike.

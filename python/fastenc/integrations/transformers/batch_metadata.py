@@ -9,6 +9,7 @@ from torch import Tensor
 
 KEY = "batch_metadata"
 ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
+LARGEST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class BatchMetadata:
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
+        lowest_padding_id, highest_padding_id: the range of the padding tokens' ids; without padding LARGEST_ID and -1,
+            and if the ids were not read 0 and -1.
     labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
@@ -35,6 +38,19 @@ class BatchMetadata:
     labelled: int
     labelled_padding: int
     global_tokens: int
+    lowest_padding_id: int = 0
+    highest_padding_id: int = -1
+
+    @property
+    def has_ids(self) -> bool:
+        return (self.lowest_padding_id, self.highest_padding_id) != (0, -1)
+
+    def padding_has_id(self, token_id: int | None) -> bool:
+        """Whether every padding token is known to have this id."""
+        return self.lowest_padding_id == self.highest_padding_id == token_id
+
+    def without_ids(self) -> "BatchMetadata":
+        return replace(self, lowest_padding_id=0, highest_padding_id=-1)
 
 
 class DataCollatorWithSeqlens:
@@ -59,7 +75,9 @@ class DataCollatorWithSeqlens:
 
     def __call__(self, features: Any) -> Any:
         batch = self.collator(features)
-        metadata = read_metadata(batch.get("attention_mask"), batch.get("labels"))
+        metadata = read_metadata(
+            batch.get("attention_mask"), batch.get("labels"), batch.get("input_ids")
+        )
         if metadata is not None:
             batch[KEY] = metadata
         return batch
@@ -71,47 +89,57 @@ class DataCollatorWithSeqlens:
         return getattr(self.collator, name)
 
 
-def take_metadata(arguments: dict) -> BatchMetadata | None:
+def take_metadata(arguments: dict, reads_ids: bool = False) -> BatchMetadata | None:
     """Remove the collator's metadata from a call's arguments and return them; without any, read them from the mask.
 
+    Args:
+        reads_ids: whether the padding tokens' ids are needed.
     Raises: ValueError on a CPU if the metadata are those of another mask or other labels.
     """
     collated: BatchMetadata | None = arguments.pop(KEY, None)
     mask, labels = arguments.get("attention_mask"), arguments.get("labels")
+    ids = arguments.get("input_ids") if reads_ids else None
+    if collated is None or mask is None or not (collated.has_ids or ids is None):
+        return read_metadata(mask, labels, ids)
     # A slice of the batch, as DataParallel gives to a replica, has other metadata.
-    if collated is None or mask is None or mask.numel() != collated.total_tokens + collated.padding:
-        return read_metadata(mask, labels)
+    if mask.numel() != collated.total_tokens + collated.padding:
+        return read_metadata(mask, labels, ids)
     if labels is None:  # a Trainer with label smoothing does not pass the labels to the model
         collated = replace(collated, labelled=0, labelled_padding=0)
+    if ids is None:
+        collated = collated.without_ids()
     if mask.device.type not in ASSERTING:
-        read = read_metadata(mask, labels)
+        read = read_metadata(mask, labels, ids)
         if read not in (None, collated):
             raise ValueError(
-                f"batch_metadata must be of the call's attention_mask and labels, got {collated} for {read}: "
-                "change masks and labels inside the collator that DataCollatorWithSeqlens is given"
+                f"batch_metadata must be of the call's attention_mask, labels and padding, got {collated} for {read}: "
+                "change them inside the collator that DataCollatorWithSeqlens is given"
             )
         return read
-    counted = _count(mask, labels)
+    counted = _count(mask, labels, ids)
     if counted is None:
         return None
-    same = [count == given for count, given in zip(counted, astuple(collated), strict=True)]
+    same = [count == given for count, given in zip(counted, astuple(collated), strict=False)]
     torch._assert_async(torch.stack(same).all())
     return collated
 
 
-def read_metadata(mask: Tensor | None, labels: Tensor | None) -> BatchMetadata | None:
+def read_metadata(
+    mask: Tensor | None, labels: Tensor | None, ids: Tensor | None = None
+) -> BatchMetadata | None:
     """The metadata of a mask and labels. On an accelerator this is the only point of a forward that waits for it.
 
     Args:
         mask: (batch, length), non-zero at real tokens.
         labels: counted if there is one for each element of the mask.
+        ids: the tokens' ids, read if they have the shape of the mask.
     Returns: None if the mask is None or has another number of dimensions.
     """
-    numbers = _count(mask, labels)
+    numbers = _count(mask, labels, ids)
     return None if numbers is None else BatchMetadata(*torch.stack(numbers).tolist())
 
 
-def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
+def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> list[Tensor] | None:
     """The fields of :class:`BatchMetadata` as scalars on the mask's device."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return None
@@ -119,15 +147,29 @@ def _count(mask: Tensor | None, labels: Tensor | None) -> list[Tensor] | None:
     lengths = real.sum(1)
     total = lengths.sum()
     ends = (real * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
-    numbers = [
+    zero = lengths.new_zeros(())
+    labelled = labelled_padding = zero
+    if labels is not None and labels.numel() == mask.numel():
+        has_label = labels.reshape(mask.shape) != -100
+        labelled, labelled_padding = has_label.sum(), (has_label & ~real).sum()
+    return [
         total,
         lengths.max(),
         mask.numel() - total,
         (~real[:, 0]).sum(),
         (ends - lengths).sum(),
+        labelled,
+        labelled_padding,
+        (mask == 2).sum(),
+        *_padding_ids(ids, real),
     ]
-    global_tokens = (mask == 2).sum()
-    if labels is None or labels.numel() != mask.numel():
-        return [*numbers, *[lengths.new_zeros(())] * 2, global_tokens]
-    labelled = labels.reshape(mask.shape) != -100
-    return [*numbers, labelled.sum(), (labelled & ~real).sum(), global_tokens]
+
+
+def _padding_ids(ids: Tensor | None, real: Tensor) -> list[Tensor]:
+    """The least and the greatest id of a padding token, or nothing if ids are not of the mask's shape."""
+    if ids is None or ids.shape != real.shape:
+        return []
+    return [
+        ids.masked_fill(real, LARGEST_ID).amin().long(),
+        ids.masked_fill(real, -1).amax().long(),
+    ]

@@ -27,6 +27,11 @@ def embed(
         )
     if token_type is not None and arguments.get("token_type_ids") is not None:
         types = take(arguments["token_type_ids"])
+    masked_counts = None
+    if live.embeddings.masked is not None:  # ESM counts the padding's too
+        ids = arguments["input_ids"]
+        assert ids is not None  # ESM takes no inputs_embeds
+        masked_counts = (ids == live.embeddings.masked).sum(1)
     inputs_embeds = arguments.get("inputs_embeds")
     return embed_tokens(
         live.embeddings,
@@ -36,6 +41,7 @@ def embed(
         token_type_ids=types,
         inputs_embeds=None if inputs_embeds is None else take(inputs_embeds),
         cu_seqlens=batch.cu_seqlens,
+        masked_counts=masked_counts,
         dropout_p=reading.embedding_dropout_p,
     )
 

@@ -367,7 +367,7 @@ def _task_forward(model, state: _State, arguments: dict, plain):
     if base_model.inputs_reason(model, arguments) is not None:
         arguments.pop(KEY, None)
         return plain(**arguments)
-    metadata = take_metadata(arguments)
+    metadata = take_metadata(arguments, reads_ids=_reads_last_token(model))
     return _with_own_head(model, arguments, metadata, plain)
 
 
@@ -433,14 +433,25 @@ def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | N
     """Why the head needs states of padding tokens, or None.
 
     RoFormer's head for multiple choice takes the state of the row's last token, even if that is padding. ELECTRA's does
-    so if its configuration says so. So does the head of Qwen3 and Gemma 3 for classification if it sees no token ids.
+    so if its configuration says so. The head of Qwen3 and Gemma 3 for classification takes the last token whose id is
+    not the configuration's padding, and without ids the row's last.
     """
     mask = arguments.get("attention_mask")
-    if any(each.__name__ == "GenericForSequenceClassification" for each in type(model).__mro__):
-        has_padding = metadata is not None and metadata.padding
-        sees_ids = arguments.get("input_ids") is not None
-        return None if sees_ids or not has_padding else "the head reads padding (without input_ids)"
+    if _reads_last_token(model):
+        if metadata is None or not metadata.padding:
+            return None
+        if arguments.get("input_ids") is None:
+            return "the head reads padding (without input_ids)"
+        padding = model.config.get_text_config().pad_token_id
+        if metadata.padding_has_id(padding):
+            return None
+        return f"the head reads padding (its ids are not config.pad_token_id, {padding})"
     summary = getattr(model, "sequence_summary", None)
     if summary is None or summary.summary_type == "first" or mask is None or bool(mask.all()):
         return None
     return f"the head reads padding (summary_type is {summary.summary_type})"
+
+
+def _reads_last_token(model: Any) -> bool:
+    """Whether the head takes the state of a row's last token, which it finds by the ids."""
+    return any(each.__name__ == "GenericForSequenceClassification" for each in type(model).__mro__)
