@@ -235,7 +235,7 @@ OTHERS = {
     "the model has no tokenizer: transformers makes none from … (…). Token ids can be given": (
         "A checkpoint without tokenizer.json, and transformers, or a library that it needs, cannot read the other "
         "file.",
-        "Install what the message names, such as transformers or sentencepiece, or give token ids.",
+        "`pip install 'fastenc[transformers]'`, which also brings what reads a SentencePiece model. Or give token ids.",
     ),
     "… has a column …, which is not read, …: give …": (
         "`sentence-embedding` trains on pairs alone, and the file also has scores or hard negatives.",

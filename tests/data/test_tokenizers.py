@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from transformers import (
@@ -105,6 +106,37 @@ def test_files_of_older_checkpoints_are_read(tmp_path, kind):
     for text in TEXTS[:3]:
         assert encoder.tokenizer.encode(text).ids == theirs(text)["input_ids"]
     assert encoder.encode(TEXTS[:2]).isfinite().all()
+
+
+def test_debertas_sentencepiece_model(tmp_path, monkeypatch):
+    """microsoft/deberta-v3-base has spm.model and no tokenizer.json."""
+    import sentencepiece
+
+    pieces = {
+        f"{name}_piece": BERT_TOKENS[i]
+        for i, name in ((0, "pad"), (2, "bos"), (3, "eos"), (1, "unk"))
+    }
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3),
+        **pieces,
+    )
+    model("deberta-v2").save_pretrained(tmp_path)
+    read = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    tokenizer = Encoder.from_pretrained(tmp_path).tokenizer
+    for text in TEXTS[:3]:
+        assert tokenizer.encode(text).ids == [1, *read.encode(text), 2]
+
+    for library in ("sentencepiece", "google.protobuf"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, library, None)
+            match = rf"'{library}'.*pip install 'fastenc\[transformers\]'"
+            with pytest.warns(UserWarning, match=match):
+                assert Encoder.from_pretrained(tmp_path).tokenizer is None
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):

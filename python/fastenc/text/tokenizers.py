@@ -29,8 +29,9 @@ OTHER_ROLES: dict[tuple[str | None, ...], tuple[str, ...]] = {
         ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"),
     ),
 }
-# What transformers makes a tokenizer.json from: SentencePiece models and vocabularies.
-OTHER_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+# What transformers makes a tokenizer.json from.
+SENTENCEPIECE_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
+OTHER_FILES = (*SENTENCEPIECE_FILES, "vocab.txt", "vocab.json")
 SENTINEL = "<extra_id_{}>"
 
 
@@ -186,6 +187,11 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
     if not given:
         return None
     try:
+        # Without one of the two, transformers' own error names tiktoken, which does not read these files.
+        for library in (
+            ("sentencepiece", "google.protobuf") if given[0] in SENTENCEPIECE_FILES else ()
+        ):
+            require(library, extra="transformers")
         made = require("transformers", extra="transformers").AutoTokenizer.from_pretrained(folder)
         tokenizer = cast(TokenizerLike, made.backend_tokenizer)
     except Exception as error:  # of the libraries that read these files, too
