@@ -108,6 +108,16 @@ def test_files_of_older_checkpoints_are_read(tmp_path, kind):
     assert encoder.encode(TEXTS[:2]).isfinite().all()
 
 
+@pytest.mark.parametrize(("declared", "saved"), [(None, 40), (25, 25), (int(1e30), 40)])
+def test_a_saved_models_tokenizer_truncates_in_transformers(tmp_path, declared, saved):
+    model("bert").save_pretrained(tmp_path / "given")  # of 40 positions
+    save_tokenizer(train_tokenizer(TEXTS, vocab_size=90), tmp_path / "given", max_length=declared)
+    Encoder.from_pretrained(tmp_path / "given").save_pretrained(tmp_path / "saved")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert tokenizer.model_max_length == saved
+    assert len(tokenizer("fox " * 100, truncation=True)["input_ids"]) == saved
+
+
 def test_debertas_sentencepiece_model(tmp_path, monkeypatch):
     """microsoft/deberta-v3-base has spm.model and no tokenizer.json."""
     import sentencepiece

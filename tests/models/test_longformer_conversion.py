@@ -62,14 +62,17 @@ def test_errors(tmp_path, capsys):
         ),
         ((source, source), "has a checkpoint already: give another folder"),
         ((source, tmp_path / "b", 38), "must be more than the 38 that .* has, got 38"),
-        ((source, tmp_path / "b", 100, 7), "attention_window must be an even integer above 0"),
-        ((source, tmp_path / "b", 100, (8,) * 3), "for each of the 2 layers, got 3"),
+        ((source, tmp_path / "b", 100, 7), "^attention_window must be an even integer .*, got 7"),
+        ((source, tmp_path / "b", 100, (8,) * 3), r"each of the 2 layers, got \(8, 8, 8\): give"),
     ):
         options = dict(zip(("max_positions", "attention_window"), arguments[2:], strict=False))
         with pytest.raises(ValueError, match=message):
             convert_to_longformer(*arguments[:2], **options)
     assert "--max-positions must be more than the 38" in failure(
         capsys, "lengthen", source, "-o", tmp_path / "b", "--max-positions", "20"
+    )
+    assert "--attention-window must be an even integer above 0" in failure(
+        capsys, "lengthen", source, "-o", tmp_path / "b", "--attention-window", "33"
     )
     assert not (tmp_path / "b").exists()
 

@@ -118,6 +118,17 @@ def read_any_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
+def tokenizer_length(folder: Path) -> int | None:
+    """The longest text in tokens that a folder's tokenizer_config.json names (``model_max_length``), or None.
+
+    transformers writes about 1e30 if there is no limit.
+    """
+    path = folder / "tokenizer_config.json"
+    values = read_any_json(path) if path.exists() else {}
+    length = values.get("model_max_length") if isinstance(values, dict) else None
+    return int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
+
+
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The contents of a folder's adapter_config.json. Raises: ValueError for a missing or malformed file."""
     try:

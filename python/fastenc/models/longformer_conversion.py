@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastenc.models import checkpoint
-from fastenc.models.architectures.longformer import WINDOW, Longformer
+from fastenc.models.architectures.longformer import WINDOW, Longformer, is_width
 from fastenc.models.architectures.roberta import Camembert, Roberta, XlmRoberta
 from fastenc.models.config import EncoderConfig
 from fastenc.models.pretrained import PretrainedModel, architecture_of
@@ -70,19 +70,23 @@ def convert_to_longformer(
     windows = (
         [attention_window] * config.num_layers
         if isinstance(attention_window, int)
-        else attention_window
+        else list(attention_window)
     )
+    if len(windows) != config.num_layers or not all(map(is_width, windows)):
+        raise ValueError(
+            f"attention_window must be an even integer above 0, or one for each of the {config.num_layers} layers, got "
+            f"{attention_window}: give such windows"
+        )
     converted = {
         **values,
         "model_type": Longformer.name,
         "architectures": [Longformer.class_prefix + (architecture_of(values) or "Model")],
-        WINDOW: list(windows),
+        WINDOW: windows,
         "max_position_embeddings": max_positions + first,
     }
     tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         converted["sep_token_id"] = special_tokens(tokenizer).sep
-    EncoderConfig.from_hf(converted)  # refuses wrong windows, before anything is written
     tensors[POSITIONS] = _repeated(table, first, max_positions)
     for i in range(config.num_layers):
         for name in ("query", "key", "value"):
@@ -98,7 +102,7 @@ def convert_to_longformer(
         },
     )
     if tokenizer is not None:
-        save_tokenizer(tokenizer, folder)
+        save_tokenizer(tokenizer, folder, max_length=max_positions)
     checkpoint.write_config(folder, converted)
 
 

@@ -42,6 +42,7 @@ class PretrainedModel(nn.Module):
 
     Attributes:
         tokenizer: the folder's ``tokenizers.Tokenizer``, or None; saved with the model.
+        tokenizer_length: the longest text in tokens that the folder names for it, or None.
         base: the folder that the weights were loaded from, or None.
         first_weights: names of the parameters that the folder did not have and that were initialised.
         loss_ignores_padding: whether the loss is a mean over the items whose label is not -100, so that padding items
@@ -55,6 +56,7 @@ class PretrainedModel(nn.Module):
         tuple[str, ...]
     ] = ()  # submodules that a checkpoint of this class may lack
     tokenizer: TokenizerLike | None = None
+    tokenizer_length: int | None = None
     base: str | None = None
     first_weights: frozenset[str] = frozenset()
     loss_ignores_padding: bool = False
@@ -227,6 +229,7 @@ class PretrainedModel(nn.Module):
                 model.init_weights(module, name)
         model.to(dtype)
         model.tokenizer = _tokenizer_of(folder, config)
+        model.tokenizer_length = checkpoint.tokenizer_length(folder)
         model.base = str(folder.resolve())
         if cls.keeps_tasks:
             adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)
@@ -259,8 +262,13 @@ class PretrainedModel(nn.Module):
 
     def _write_tokenizer(self, folder: Path) -> None:
         if self.tokenizer is not None:
-            # If the model has one type, transformers cannot look up that of the second text.
-            save_tokenizer(self.tokenizer, folder, token_types=self.config.type_vocab_size != 1)
+            save_tokenizer(
+                self.tokenizer,
+                folder,
+                # If the model has one type, transformers cannot look up that of the second text.
+                token_types=self.config.type_vocab_size != 1,
+                max_length=self.tokenizer_length or self.positions,
+            )
 
     def parts(self, name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
         """The ``count`` tensors of a checkpoint that are stacked in our parameter of this name, or its gradient."""

@@ -11,7 +11,7 @@ from fastenc._base.progress import progress_bar, unless_few
 from fastenc._base.transfer import send_arguments
 from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
-from fastenc.models.checkpoint import read_any_json, read_config, resolve
+from fastenc.models.checkpoint import read_config, resolve, tokenizer_length
 from fastenc.models.embedding.text_batches import lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
@@ -82,7 +82,7 @@ class Reranker:
         model = SequenceClassifier.from_pretrained(folder, dtype=dtype)
         if max_length is None:
             trained = cast("int | None", model.task_options.get("max_length"))
-            max_length = trained or _tokenizer_length(folder) or model.positions
+            max_length = trained or tokenizer_length(folder) or model.positions
             max_length = min(max_length, model.positions)
         if activation is None:
             activation = stored_activation(values, folder)
@@ -178,9 +178,3 @@ def _checked(index: int, pair: Any) -> tuple[str, str]:
                 f"texts must be such that UTF-8 can hold them, got half a surrogate pair in pair {index}: remove it"
             )
     return pair[0], pair[1]
-
-
-def _tokenizer_length(folder: Path) -> int | None:
-    path = folder / "tokenizer_config.json"
-    declared = read_any_json(path).get("model_max_length") if path.exists() else None
-    return int(declared) if isinstance(declared, int | float) else None

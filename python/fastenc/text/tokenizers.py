@@ -205,10 +205,17 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path, token_types: bool = True) -> None:
+def save_tokenizer(
+    tokenizer: TokenizerLike,
+    folder: str | Path,
+    token_types: bool = True,
+    max_length: int | None = None,
+) -> None:
     """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
 
-    Args: token_types: whether the model takes the types that a tokenizer like BERT's gives.
+    Args:
+        token_types: whether the model takes the types that a tokenizer like BERT's gives.
+        max_length: the number of tokens to which transformers truncates a text if asked to; None: no limit.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -218,11 +225,13 @@ def save_tokenizer(tokenizer: TokenizerLike, folder: str | Path, token_types: bo
     inputs = ["input_ids", "attention_mask"]
     if token_types and BERT_TOKENS[2] in names:
         inputs.append("token_type_ids")
-    values = {
+    values: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: name for role, name in zip(roles, names, strict=True) if name is not None},
         "model_input_names": inputs,
     }
+    if max_length is not None:
+        values["model_max_length"] = max_length
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     if normalizer.get("type") == "BertNormalizer":
         # BertTokenizerFast ignores the normalizer in tokenizer.json and reads this entry.

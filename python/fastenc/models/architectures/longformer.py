@@ -16,7 +16,7 @@ from fastenc.nn.layer_spec import LayerSpec
 WINDOW = "attention_window"
 
 
-def _is_width(value: Any) -> bool:
+def is_width(value: Any) -> bool:
     return type(value) is int and value > 0 and value % 2 == 0
 
 
@@ -32,7 +32,7 @@ class Longformer(Roberta):
         WINDOW: Rule(
             "an even integer above 0, or a list of one for each layer",
             lambda value: (
-                _is_width(value) or (isinstance(value, list) and all(map(_is_width, value)))
+                is_width(value) or (isinstance(value, list) and all(map(is_width, value)))
             ),
         ),
         "sep_token_id": ID,

@@ -1,11 +1,13 @@
 """The masked-LM model: an encoder and a head that computes logits for the labelled tokens only."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fastenc.models import checkpoint
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import EncoderLayer, EncoderOutput, encoder_under_head
 from fastenc.models.outputs import ModelOutput
@@ -122,6 +124,15 @@ class MaskedLM(PretrainedModel):
             self.mask_positions = EmbeddingTable(config.max_positions, config.hidden_size)
             self.init_weights(self.mask_positions, "position")
         self.init_modules(self.head)
+
+    def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+        needed = self.family_names(with_prefix=False).get("mask_positions.weight", ())
+        asked = not checkpoint.read_config(folder).get(MASK_DECODER)  # by the caller, that is
+        if asked and not tensors.keys() >= {*needed}:
+            raise ValueError(
+                f"mask_decoder needs a checkpoint with position embeddings, {folder} lacks {needed[0]}: leave it out"
+            )
+        return super()._to_canonical(tensors, folder)
 
     def forward(
         self, batch: PackedBatch, labels: Tensor | None = None, max_labels: int | None = None
