@@ -756,6 +756,8 @@ INT8_PRODUCTS = {
     ("AVX512-VNNI", "Intel"): "AVX512-VNNI of Intel (since Cascade Lake)",
     ("AVX-VNNI", "Intel"): "AVX-VNNI (Intel since Alder Lake)",
     ("AMX", "Intel"): "AMX (Intel since Sapphire Rapids)",
+    ("AVX2", "AMD"): "AVX2 alone, of AMD (before Zen 4)",
+    ("AVX2", "Intel"): "AVX2 alone, of Intel (before Alder Lake, without AVX-512)",
 }
 INT8_PEERS = {
     "Hugging Face sdpa, float32, sorted": SORTED,

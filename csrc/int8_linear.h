@@ -3,7 +3,7 @@
 // range for each group of its columns: x = low + scale_x * q_x, q_x in 0..255 from the least to the largest value. So, of
 // each group,
 //   sum x w = scale_x * scale_w * sum(q_x q_w) + low * (scale_w * sum q_w).
-// |sum(q_x q_w)| is below 2^24 and exact as a float, so VNNI and AMX give the same bits.
+// |sum(q_x q_w)| is below 2^24 and exact as a float, so VNNI, AMX and AVX2's products of 16 bits give the same bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -90,16 +90,21 @@ struct Int8Product {
   namespace avx2 {                \
   __VA_ARGS__                     \
   }                               \
+  namespace avx_vnni {            \
+  __VA_ARGS__                     \
+  }                               \
   namespace avx512 {              \
   __VA_ARGS__                     \
   }
-// Calls fastenc::<isa>::function(arguments), where has_int8_dot_products().
-#define FASTENC_CALL_INT8(function, ...)           \
-  do {                                             \
+// Calls fastenc::<isa>::function(arguments), where has_int8_products().
+#define FASTENC_CALL_INT8(function, ...)            \
+  do {                                              \
     if (::fastenc::isa() == ::fastenc::Isa::avx512) \
-      ::fastenc::avx512::function(__VA_ARGS__);    \
-    else                                           \
-      ::fastenc::avx2::function(__VA_ARGS__);      \
+      ::fastenc::avx512::function(__VA_ARGS__);     \
+    else if (::fastenc::has_avx_vnni())             \
+      ::fastenc::avx_vnni::function(__VA_ARGS__);   \
+    else                                            \
+      ::fastenc::avx2::function(__VA_ARGS__);       \
   } while (0)
 #else
 #define FASTENC_DECLARE_INT8(...)

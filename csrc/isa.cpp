@@ -157,9 +157,14 @@ bool has_bf16_tiles() {
   return usable && has_bf16_panels();
 }
 
-bool has_int8_dot_products() {
-  static const Extensions found = extensions();
-  return (isa() == Isa::avx512 && found.avx512_vnni) || (isa() == Isa::avx2 && found.avx_vnni);
+bool has_int8_products() {
+  static const bool has_avx512_vnni = extensions().avx512_vnni;
+  return isa() == Isa::avx2 || (isa() == Isa::avx512 && has_avx512_vnni);
+}
+
+bool has_avx_vnni() {
+  static const bool usable = extensions().avx_vnni;
+  return usable && isa() == Isa::avx2;
 }
 
 bool has_int8_tiles() {
@@ -168,8 +173,9 @@ bool has_int8_tiles() {
 }
 
 const char* int8_instructions() {
-  if (!has_int8_dot_products()) return nullptr;
-  return has_int8_tiles() ? "AMX" : isa() == Isa::avx512 ? "AVX512-VNNI" : "AVX-VNNI";
+  if (!has_int8_products()) return nullptr;
+  if (isa() == Isa::avx512) return has_int8_tiles() ? "AMX" : "AVX512-VNNI";
+  return has_avx_vnni() ? "AVX-VNNI" : "AVX2";
 }
 
 }  // namespace fastenc

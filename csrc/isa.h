@@ -23,11 +23,14 @@ bool has_bf16_dot_products();
 bool has_bf16_panels();
 // Whether the chosen set has AMX for bfloat16 too. The operating system must grant its use.
 bool has_bf16_tiles();
-// Whether the chosen set has products of 8 bits: AVX512-VNNI or AVX-VNNI.
-bool has_int8_dot_products();
+// Whether the chosen set has products of 8 bits: AVX2, or AVX-512 with VNNI. (AVX-512 without it would be no faster than in
+// float32.)
+bool has_int8_products();
+// Whether they are AVX-VNNI's.
+bool has_avx_vnni();
 // Whether it can use AMX for them.
 bool has_int8_tiles();
-// "AMX", "AVX512-VNNI", "AVX-VNNI" or null.
+// "AMX", "AVX512-VNNI", "AVX-VNNI", "AVX2" or null.
 const char* int8_instructions();
 
 }  // namespace fastenc

@@ -1,5 +1,5 @@
-// The products of 8 bits by AVX512-VNNI, by AMX and by AVX-VNNI, with the instructions in plain C++: the same bits as
-// plain arithmetic on integers, in one product and in parts. Exits with 1 and says where they differ.
+// The products of 8 bits by AVX512-VNNI, by AMX and by AVX-VNNI, with the instructions in plain C++, and by AVX2: the same
+// bits as plain arithmetic on integers, in one product and in parts. Exits with 1 and says where they differ.
 #include "emulated_intrinsics.h"
 //
 #include <cstdio>
@@ -11,8 +11,12 @@
 #include "cpu/int8_kernels.inc"
 #undef FASTENC_ISA
 #undef FASTENC_VECTOR_BYTES
-#define FASTENC_ISA avx2
+#define FASTENC_ISA avx_vnni
 #define FASTENC_VECTOR_BYTES 32
+#include "cpu/int8_kernels.inc"
+#undef FASTENC_ISA
+#define FASTENC_ISA avx2
+#define FASTENC_INT8_PAIRS 1
 #include "cpu/int8_kernels.inc"
 
 bool uses_tiles = false;
@@ -32,7 +36,8 @@ struct Kernels {
 constexpr Kernels kSets[] = {
     {"AVX512-VNNI", false, 64, avx512::int8_pack, avx512::int8_quantise, avx512::int8_multiply},
     {"AMX", true, 64, avx512::int8_pack, avx512::int8_quantise, avx512::int8_multiply},
-    {"AVX-VNNI", false, 16, avx2::int8_pack, avx2::int8_quantise, avx2::int8_multiply},
+    {"AVX-VNNI", false, 16, avx_vnni::int8_pack, avx_vnni::int8_quantise, avx_vnni::int8_multiply},
+    {"AVX2", false, 16, avx2::int8_pack, avx2::int8_quantise, avx2::int8_multiply},
 };
 
 constexpr int64_t kPart = 64;  // columns that are computed apart: whole panels of each set

@@ -1,7 +1,8 @@
 """Products of operands in 8 bits on a CPU, and a layer in two ops whose four products are such.
 
 :mod:`fastenc.reference.int8_linear` has the formula. The ops are not differentiable. They need a processor with
-AVX512-VNNI, AVX-VNNI or AMX; the integers and the float32 arithmetic on them are the same on each.
+AVX512-VNNI, AVX-VNNI, AMX or, without AVX-512, AVX2; the integers and the float32 arithmetic on them are the same on
+each.
 """
 
 import torch
