@@ -201,7 +201,10 @@ def _bfloat16() -> str:
 def _int8() -> str:
     if not library.HAS_CPP:
         return "none: the extension is not compiled"
-    return library._C.build_info()["int8_products"] or "none: --dtype int8 needs AVX2, or VNNI if there is AVX-512"
+    return (
+        library._C.build_info()["int8_products"]
+        or "none: --dtype int8 needs AVX2, or VNNI if there is AVX-512"
+    )
 
 
 def _version(name: str) -> str:

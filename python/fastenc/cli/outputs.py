@@ -9,8 +9,8 @@ from fastenc._base.files import write_atomically
 
 DEVICE = "cpu or cuda. Default: a GPU if there is one."
 DTYPE = (
-    "float32 or int8. int8 multiplies matrices in 8 bits, on a CPU with AVX512-VNNI, AVX-VNNI, AMX or AVX2: faster, with a "
-    "quarter of the memory for the layers, and a little less exact."
+    "float32 or int8. int8 multiplies matrices in 8 bits, on a CPU with AVX512-VNNI, AVX-VNNI, AMX or AVX2: faster, "
+    "with a quarter of the memory for the layers, and a little less exact."
 )
 
 

@@ -20,7 +20,7 @@ from fastenc.nn.layer_spec import (
 )
 from fastenc.ops import checks, cross_attention, dispatch, global_window_attention
 from fastenc.ops.folded_attention import folded_attention
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 from fastenc.ops.global_window_attention import (
     OP,
     later_state,
@@ -138,8 +138,10 @@ def _project(
     """The queries of the global tokens, (G, num_heads, head_dim), and the keys and values of x, (tokens, 2, num_heads,
     head_dim)."""
     (query, *others), (query_bias, *biases) = _parts(w)
-    queries = linear(of_globals, query, query_bias)
-    keys_and_values = linear(x, stack(tuple(others)), stack_biases(tuple(biases), tuple(others)))
+    queries = linear_in_one_order(of_globals, query, query_bias)
+    keys_and_values = linear_in_one_order(
+        x, stack(tuple(others)), stack_biases(tuple(biases), tuple(others))
+    )
     heads = (spec.num_heads, spec.head_dim)
     return queries.view(-1, *heads), keys_and_values.view(-1, 2, *heads)
 

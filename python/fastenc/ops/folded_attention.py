@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import dispatch
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 from fastenc.reference.dropout import dropout_scales
 
 Biases = Sequence[Tensor | None]
@@ -46,7 +46,7 @@ def folded_attention(
         rng_state: int64 (2,), seed and offset of dropout's mask, which is that of cross_attention; None: no dropout.
     Returns: (queries, num_heads, head_dim), dtype of x.
     Numerics: fp32 arithmetic. A sequence's result has the same bits beside other sequences, where the products are our
-        kernels' (:func:`fastenc.ops.gemm.gemm`).
+        kernels' (:func:`fastenc.ops.gemm.linear_in_one_order`).
     Memory: num_heads numbers for each pair of a query and a token of its sequence.
     Differentiable: x, weights, biases.
     """
@@ -57,7 +57,7 @@ def folded_attention(
             bias if bias is None else bias.to(wide) for bias in biases
         )
         states, heads = x.to(wide), (num_heads, query.shape[0] // num_heads)
-        queries = linear(states[query_tokens], query, query_bias).unflatten(1, heads)
+        queries = linear_in_one_order(states[query_tokens], query, query_bias).unflatten(1, heads)
         folded = _products_of_heads(queries, key.unflatten(0, heads).transpose(1, 2))
         shifts = None if key_bias is None else (queries * key_bias.view(heads)).sum(2)
         streams, sums, totals = torch.arange(num_heads), [], []
@@ -67,14 +67,14 @@ def folded_attention(
         for of_sequence, chosen in zip(parts, indices, strict=True):
             if not len(chosen):
                 continue
-            scores = linear(folded[chosen].flatten(0, 1), of_sequence)
+            scores = linear_in_one_order(folded[chosen].flatten(0, 1), of_sequence)
             if shifts is not None:
                 scores = scores + shifts[chosen].view(-1, 1)
             p = (softmax_scale * scores).softmax(1)
             if rng_state is not None:
                 kept = (rows[chosen, None], len(of_sequence), dropout_p)
                 p = p * dropout_scales(rng_state, streams, *kept).flatten(0, 1).to(wide)
-            sums.append(linear(p, of_sequence.t()))
+            sums.append(linear_in_one_order(p, of_sequence.t()))
             totals.append(p.sum(1))
         summed = torch.cat(sums).view(folded.shape)
         results = _products_of_heads(summed, value.unflatten(0, heads))
@@ -93,7 +93,9 @@ class _ProductsOfHeads(torch.autograd.Function):
     def forward(ctx, x: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights)
         # A batched product of PyTorch's would round as the number of rows decides. Gradients are sums over rows anyway.
-        products = [linear(rows, w) for rows, w in zip(x.unbind(1), weights, strict=True)]
+        products = [
+            linear_in_one_order(rows, w) for rows, w in zip(x.unbind(1), weights, strict=True)
+        ]
         return torch.stack(products, 1)
 
     @staticmethod

@@ -37,6 +37,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
 
 
+def linear_in_one_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`linear`, in inference in float32 by our kernels, where there are any: PyTorch's may be a little faster.
+
+    So the order of a sum does not depend on the number of rows.
+    """
+    plain = torch.compiler.is_compiling() or not has_vectors() or dispatch.autocast_dtype("cpu")
+    on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype == torch.float32
+    if plain or torch.is_grad_enabled() or not on_cpu or 0 in x.shape:
+        return linear(x, weight, bias)
+    return torch.ops.fastenc.gemm(x, weight.t(), bias)
+
+
 def _batch_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Without gradients. Raises: ValueError for a device or dtype without a kernel."""
     if (dtype := dispatch.autocast_dtype(x.device.type)) is not None:
