@@ -1,7 +1,7 @@
 // Products of 8 bits by AVX2 alone. Rows and weights are widened to 16 bits; vpmaddwd multiplies pairs of them and adds the
 // two products. So the integers are those of VNNI. (vpmaddubsw, which takes bytes, would saturate.)
 
-// Rows are widened before they are multiplied, so that one load repeats 4 terms. That many stay in the first-level cache.
+// Rows are widened before they are multiplied, so that one load repeats 4 terms; so many at a time, at most 36 KB of them.
 constexpr int64_t kWideRows = 48;
 
 FASTENC_INLINE __m256i widened_codes(const char* codes) {
