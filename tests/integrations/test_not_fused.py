@@ -47,6 +47,10 @@ def embedded(batch):
     return torch.randn(*batch["input_ids"].shape, model("bert").config.hidden_size)
 
 
+def padded_with_7(batch):
+    return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 7)
+
+
 def labels(batch):
     return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
 
@@ -92,9 +96,11 @@ CALLS = {
         (called(input_ids=None, inputs_embeds=embedded), FUSED),
         (called("esm", input_ids=None, inputs_embeds=embedded), OWN),
     ],
-    "classification with Qwen3 and Gemma 3 from `inputs_embeds` with padding": [
-        (called(family, "ForSequenceClassification", input_ids=None, inputs_embeds=embedded), OWN)
+    "classification with Qwen3 and Gemma 3 and padding, from `inputs_embeds`, or if the padding's id is not "
+    "`config.pad_token_id`": [
+        (called(family, "ForSequenceClassification", **given), OWN)
         for family in ("qwen3", "gemma3")
+        for given in (dict(input_ids=None, inputs_embeds=embedded), dict(input_ids=padded_with_7))
     ],
     "`task_type_ids` of ERNIE": [
         (called("ernie", task_type_ids=lambda batch: batch["token_type_ids"]), OWN),
