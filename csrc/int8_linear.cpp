@@ -7,7 +7,7 @@ namespace fastenc {
 Int8Weight checked_int8(
     const char* op, const Tensor& packed, const float* bias, int64_t depth, int64_t columns) {
   STD_TORCH_CHECK(
-      has_int8_products(), op, ": needs AVX2, or AVX-512 with VNNI, which this instruction set is not");
+      has_int8_products(), op, ": needs AVX2, or AVX-512 with VNNI");
   STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, op, ": widths must be multiples of 16");
   const int64_t width = panel_columns(isa());
   STD_TORCH_CHECK(
@@ -40,7 +40,7 @@ const float* checked_rows(const char* op, const Tensor& x) {
 Tensor pack_int8(std::vector<Tensor> tensors) {
   const Weight weight(tensors);
   STD_TORCH_CHECK(
-      has_int8_products(), "pack_int8: needs AVX2, or AVX-512 with VNNI, which this instruction set is not");
+      has_int8_products(), "pack_int8: needs AVX2, or AVX-512 with VNNI");
   STD_TORCH_CHECK(
       !weight.rows().bf16 && weight.columns() % 16 == 0 && weight.depth() % 16 == 0 && weight.depth() > 0,
       "pack_int8: weights must be float32, their widths multiples of 16");
@@ -58,7 +58,7 @@ std::tuple<Tensor, Tensor> quantise_int8(Tensor x) {
   const float* values = checked_rows("quantise_int8", x);
   const int64_t rows = x.size(0), columns = x.size(1);
   STD_TORCH_CHECK(
-      has_int8_products(), "quantise_int8: needs AVX2, or AVX-512 with VNNI, which this instruction set is not");
+      has_int8_products(), "quantise_int8: needs AVX2, or AVX-512 with VNNI");
   const Int8Groups groups(columns);
   Tensor q = empty({rows, columns}, ScalarType::Byte), ranges = empty({rows, groups.count, 2}, ScalarType::Float);
   auto* scratch = reinterpret_cast<char*>(thread_scratch((Int8Rows::bytes(rows, groups) + 3) / 4, Scratch::operands));

@@ -23,8 +23,7 @@ bool has_bf16_dot_products();
 bool has_bf16_panels();
 // Whether the chosen set has AMX for bfloat16 too. The operating system must grant its use.
 bool has_bf16_tiles();
-// Whether the chosen set has products of 8 bits: AVX2, or AVX-512 with VNNI. (AVX-512 without it would be no faster than in
-// float32.)
+// Whether the chosen set has products of 8 bits: AVX2, or AVX-512 with VNNI.
 bool has_int8_products();
 // Whether they are AVX-VNNI's.
 bool has_avx_vnni();

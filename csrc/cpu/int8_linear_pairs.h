@@ -1,7 +1,7 @@
-// Products of 8 bits by AVX2 alone. Rows and weights are widened to 16 bits; vpmaddwd multiplies pairs of them and adds the
-// two products. So the integers are those of VNNI. (vpmaddubsw, which takes bytes, would saturate.)
+// Products of 8 bits by AVX2 alone. Rows and weights are widened to 16 bits. vpmaddwd multiplies pairs of them and adds the
+// two products, so the integers are those of VNNI. vpmaddubsw takes bytes, but it would saturate.
 
-// Rows are widened before they are multiplied, so that one load repeats 4 terms; so many at a time, at most 36 KB of them.
+// So many rows are widened at a time, at most 36 KB. Of widened rows, one load repeats 4 terms.
 constexpr int64_t kWideRows = 48;
 
 FASTENC_INLINE __m256i widened_codes(const char* codes) {
@@ -14,8 +14,8 @@ static void widen_codes(const uint8_t* codes, int64_t count, uint16_t* wide) {
 }
 
 // Adds 4 terms of a row times those of 8 columns: `low` has two sums of each of columns 0 to 3, `high` of columns 4 to 7.
-// Written as one statement, because g++ would compute the products of other rows first and spill sums: 12 sums, the
-// weights and two products fill the registers.
+// 12 sums, the weights and two products fill the registers. This is one statement, because g++ would otherwise compute the
+// products of other rows first and spill sums.
 FASTENC_INLINE void add_int8_pairs(__m256i& low, __m256i& high, const uint16_t* a, __m256i b_low, __m256i b_high) {
   __m256i terms, product;
   asm("vpbroadcastq %[a], %[terms]\n\t"
@@ -27,8 +27,8 @@ FASTENC_INLINE void add_int8_pairs(__m256i& low, __m256i& high, const uint16_t* 
       : [a] "m"(*(const int64_t*)a), [b_low] "x"(b_low), [b_high] "x"(b_high));
 }
 
-// C (count x kRows rows, kVectors vectors). Returns `ahead`, the panel that a next product reads, from where it is not
-// fetched yet: each tile fetches a part.
+// C (count x kRows rows, kVectors vectors). `ahead` is the panel that a next product reads. Each tile fetches a part of it;
+// the result is where the rest begins.
 template <int kRows, int kVectors>
 static const char* int8_pair_tiles(
     int64_t count, const uint16_t* a, int64_t lda, const float* ranges, int64_t groups, const Int8Panel& panel, float* c,

@@ -33,8 +33,8 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
 
     Args:
         model: an encoder or a model with an encoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
-        dtype: None, the weights' own, or "int8". int8 needs an x86-64 processor with AVX2, and if it has
-            AVX-512, with AVX512-VNNI.
+        dtype: None, the weights' own, or "int8". int8 needs AVX2, and on a processor with AVX-512 also
+            AVX512-VNNI.
     Raises: ValueError in training mode, for a model that is neither, and for an unknown dtype. For "int8" also on
         another processor or a GPU, for weights that are not float32 or not finite, widths that are no multiples of 16,
         and LoRA that is not merged.

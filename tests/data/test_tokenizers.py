@@ -122,10 +122,6 @@ def test_debertas_sentencepiece_model(tmp_path, monkeypatch):
     """microsoft/deberta-v3-base has spm.model and no tokenizer.json."""
     import sentencepiece
 
-    pieces = {
-        f"{name}_piece": BERT_TOKENS[i]
-        for i, name in ((0, "pad"), (2, "bos"), (3, "eos"), (1, "unk"))
-    }
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS),
         model_prefix=str(tmp_path / "spm"),
@@ -133,7 +129,7 @@ def test_debertas_sentencepiece_model(tmp_path, monkeypatch):
         hard_vocab_limit=False,
         minloglevel=2,
         **dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3),
-        **pieces,
+        **dict(pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]"),
     )
     model("deberta-v2").save_pretrained(tmp_path)
     read = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))

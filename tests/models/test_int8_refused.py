@@ -166,7 +166,7 @@ def test_a_checkpoint_is_refused_as_its_model_is(tmp_path):
 
 
 NONE_OF_THEM = (
-    "int8 needs a processor with AVX2 and no AVX-512, or with AVX512-VNNI, and this one is neither"
+    "int8 needs AVX2, and on a processor with AVX-512 also AVX512-VNNI, which this one lacks"
 )
 
 

@@ -203,7 +203,7 @@ def _int8() -> str:
         return "none: the extension is not compiled"
     return (
         library._C.build_info()["int8_products"]
-        or "none: --dtype int8 needs AVX2, or VNNI if there is AVX-512"
+        or "none: --dtype int8 needs AVX2, and VNNI if there is AVX-512"
     )
 
 

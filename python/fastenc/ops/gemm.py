@@ -38,13 +38,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_in_one_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """:func:`linear`, in inference in float32 by our kernels, where there are any: PyTorch's may be a little faster.
+    """:func:`linear`, whose sums have one order for any number of rows.
 
-    So the order of a sum does not depend on the number of rows.
+    This holds in inference in float32 on a CPU with vector instructions. Our kernel then computes the product, although
+    PyTorch's may be a little faster.
     """
-    plain = torch.compiler.is_compiling() or not has_vectors() or dispatch.autocast_dtype("cpu")
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or not has_vectors()
     on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype == torch.float32
-    if plain or torch.is_grad_enabled() or not on_cpu or 0 in x.shape:
+    if plain or not on_cpu or 0 in x.shape or dispatch.autocast_dtype("cpu"):
         return linear(x, weight, bias)
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
 

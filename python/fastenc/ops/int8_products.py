@@ -1,8 +1,8 @@
 """Products of operands in 8 bits on a CPU, and a layer in two ops whose four products are such.
 
-:mod:`fastenc.reference.int8_linear` has the formula. The ops are not differentiable. They need a processor with
-AVX512-VNNI, AVX-VNNI, AMX or, without AVX-512, AVX2; the integers and the float32 arithmetic on them are the same on
-each.
+:mod:`fastenc.reference.int8_linear` has the formula. The ops are not differentiable. They need AVX2,
+and on a processor with AVX-512 also AVX512-VNNI. AVX-VNNI and AMX are used where they are. The integers and the float32
+arithmetic on them are the same on each.
 """
 
 import torch

@@ -188,10 +188,9 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
         return None
     try:
         # Without one of the two, transformers' own error names tiktoken, which does not read these files.
-        for library in (
-            ("sentencepiece", "google.protobuf") if given[0] in SENTENCEPIECE_FILES else ()
-        ):
-            require(library, extra="transformers")
+        if given[0] in SENTENCEPIECE_FILES:
+            for library in ("sentencepiece", "google.protobuf"):
+                require(library, extra="transformers")
         made = require("transformers", extra="transformers").AutoTokenizer.from_pretrained(folder)
         tokenizer = cast(TokenizerLike, made.backend_tokenizer)
     except Exception as error:  # of the libraries that read these files, too

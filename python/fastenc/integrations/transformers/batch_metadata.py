@@ -9,7 +9,7 @@ from torch import Tensor
 
 KEY = "batch_metadata"
 ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
-LARGEST_ID = 2**31 - 1
+LARGEST_ID = 2**31 - 1  # stands for no id in a minimum
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class BatchMetadata:
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
-        lowest_padding_id, highest_padding_id: the range of the padding tokens' ids; without padding LARGEST_ID and -1,
-            and if the ids were not read 0 and -1.
+        lowest_padding_id, highest_padding_id: the range of the padding tokens' ids; None if the ids were not read.
     labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
@@ -38,19 +37,14 @@ class BatchMetadata:
     labelled: int
     labelled_padding: int
     global_tokens: int
-    lowest_padding_id: int = 0
-    highest_padding_id: int = -1
-
-    @property
-    def has_ids(self) -> bool:
-        return (self.lowest_padding_id, self.highest_padding_id) != (0, -1)
+    lowest_padding_id: int | None = None
+    highest_padding_id: int | None = None
 
     def padding_has_id(self, token_id: int | None) -> bool:
-        """Whether every padding token is known to have this id."""
-        return self.lowest_padding_id == self.highest_padding_id == token_id
-
-    def without_ids(self) -> "BatchMetadata":
-        return replace(self, lowest_padding_id=0, highest_padding_id=-1)
+        """Whether the ids were read and every padding token has this one."""
+        return (
+            token_id is not None and self.lowest_padding_id == self.highest_padding_id == token_id
+        )
 
 
 class DataCollatorWithSeqlens:
@@ -99,15 +93,19 @@ def take_metadata(arguments: dict, reads_ids: bool = False) -> BatchMetadata | N
     collated: BatchMetadata | None = arguments.pop(KEY, None)
     mask, labels = arguments.get("attention_mask"), arguments.get("labels")
     ids = arguments.get("input_ids") if reads_ids else None
-    if collated is None or mask is None or not (collated.has_ids or ids is None):
-        return read_metadata(mask, labels, ids)
+    lacks_ids = ids is not None and collated is not None and collated.lowest_padding_id is None
     # A slice of the batch, as DataParallel gives to a replica, has other metadata.
-    if mask.numel() != collated.total_tokens + collated.padding:
+    if (
+        collated is None
+        or mask is None
+        or lacks_ids
+        or mask.numel() != collated.total_tokens + collated.padding
+    ):
         return read_metadata(mask, labels, ids)
     if labels is None:  # a Trainer with label smoothing does not pass the labels to the model
         collated = replace(collated, labelled=0, labelled_padding=0)
     if ids is None:
-        collated = collated.without_ids()
+        collated = replace(collated, lowest_padding_id=None, highest_padding_id=None)
     if mask.device.type not in ASSERTING:
         read = read_metadata(mask, labels, ids)
         if read not in (None, collated):
@@ -167,9 +165,7 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
 
 def _padding_ids(ids: Tensor | None, real: Tensor) -> list[Tensor]:
     """The least and the greatest id of a padding token, or nothing if ids are not of the mask's shape."""
-    if ids is None or ids.shape != real.shape:
+    if not isinstance(ids, Tensor) or ids.shape != real.shape:
         return []
-    return [
-        ids.masked_fill(real, LARGEST_ID).amin().long(),
-        ids.masked_fill(real, -1).amax().long(),
-    ]
+    ids = ids.long()
+    return [ids.masked_fill(real, LARGEST_ID).amin(), ids.masked_fill(real, -1).amax()]

@@ -127,8 +127,9 @@ class MaskedLM(PretrainedModel):
 
     def _to_canonical(self, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
         needed = self.family_names(with_prefix=False).get("mask_positions.weight", ())
-        asked = not checkpoint.read_config(folder).get(MASK_DECODER)  # by the caller, that is
-        if asked and not tensors.keys() >= {*needed}:
+        # If config.json asks for the decoder, the file is incomplete, and the base class says so.
+        asked_by_caller = not checkpoint.read_config(folder).get(MASK_DECODER)
+        if asked_by_caller and not tensors.keys() >= {*needed}:
             raise ValueError(
                 f"mask_decoder needs a checkpoint with position embeddings, {folder} lacks {needed[0]}: leave it out"
             )

@@ -78,7 +78,7 @@ def call_reason(layer_call: LayerCall) -> str | None:
 def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     """Why the layer's weights cannot be packed in 8 bits, or its layer not run on them, or None."""
     if library.HAS_CPP and not int8_products.has_int8_products():
-        return "int8 needs a processor with AVX2 and no AVX-512, or with AVX512-VNNI, and this one is neither"
+        return "int8 needs AVX2, and on a processor with AVX-512 also AVX512-VNNI, which this one lacks"
     reason = cpu_inference.weights_reason(weights, spec)
     if reason is not None:
         return reason
