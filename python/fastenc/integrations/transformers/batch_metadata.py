@@ -56,9 +56,9 @@ class DataCollatorWithSeqlens:
         Trainer(fastenc.patch(model), data_collator=fastenc.DataCollatorWithSeqlens(collator), ...)
 
     The batch gets an additional entry, ``batch_metadata``, which the forward of a patched model takes. The model must
-    be called with the mask, the labels and the padding of the collator. With others, a CPU raises an error, and a GPU ends the
-    program with an assertion on the device. Batches must not be concatenated after the collator. accelerate does that
-    if one process reads an IterableDataset for all (``dispatch_batches``).
+    be called with the mask, the labels and the padding of the collator. With others, a CPU raises an error, and a GPU
+    ends the program with an assertion on the device. Batches must not be concatenated after the collator. accelerate
+    does that if one process reads an IterableDataset for all (``dispatch_batches``).
 
     Args:
         collator: returns a mapping with ``attention_mask`` (batch, length) and, if there are any, ``labels``.
