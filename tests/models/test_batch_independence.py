@@ -11,6 +11,8 @@ import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.models.embedding import text_batches
+from fastenc.models.embedding.dense import Dense
+from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.ops import gemm, int8_products
 from fastenc.packing import pack_sequences
 from tests.helpers.extension import needs_cpp
@@ -29,6 +31,10 @@ def encoder_of(name, folder):
     torch.manual_seed(0)
     if name == "more terms than one pass adds":
         encoder = Encoder(EncoderConfig(97, 160, 2, 2, 336, 40))
+    elif name == "linear layers after the pooling":
+        encoder = Encoder(EncoderConfig(97, 64, 2, 2, 128, 40))
+        wider, back = Dense(torch.randn(200, 64), None), Dense(torch.randn(64, 200), torch.randn(64))
+        encoder.sentence = SentenceSettings(dense=(wider, back))
     else:
         model(name).save_pretrained(folder)
         encoder = Encoder.from_pretrained(folder)
@@ -36,7 +42,7 @@ def encoder_of(name, folder):
     return encoder.eval()
 
 
-def skip_where_rows_count(name, dtype):
+def skip_where_rows_count(dtype):
     """Skip where the products round as their number of rows decides."""
     if dtype == "int8":
         if not int8_products.has_int8_products():
@@ -44,14 +50,8 @@ def skip_where_rows_count(name, dtype):
         return
     if not gemm.has_vectors():
         pytest.skip("needs AVX2 or AVX-512: other sets compute in PyTorch's products")
-    if dtype == torch.float32:
-        if not gemm.cpp_product_is_faster() and name not in (
-            "more terms than one pass adds",
-            "modernbert",
-            "longformer",
-        ):
-            pytest.skip("MKL's products round as their number of rows decides")
-    elif not (gemm.emulates_bfloat16() or gemm.multiplies_pairs()):
+    units_alone = not (gemm.emulates_bfloat16() or gemm.multiplies_pairs())
+    if dtype == torch.bfloat16 and units_alone:
         pytest.skip("this processor's many rows of bfloat16 are PyTorch's products")
 
 
@@ -71,10 +71,14 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "
 @EVERY_DTYPE
 @pytest.mark.parametrize(
     "name",
-    ["more terms than one pass adds", "albert", "deberta-v2", "modernbert", "gemma3", "t5-gated"],
+    [
+        "more terms than one pass adds",
+        "linear layers after the pooling",
+        *("albert", "deberta-v2", "modernbert", "gemma3", "t5-gated"),
+    ],
 )
 def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path, monkeypatch):
-    skip_where_rows_count(name, dtype)
+    skip_where_rows_count(dtype)
     monkeypatch.setattr(text_batches, "BATCHES_AT_ONCE", 1)  # several parts, tokenised in a thread
     given, before = texts(), torch.get_num_threads()
     shuffled = random.Random(1).sample(range(len(given)), len(given))
@@ -99,7 +103,7 @@ def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path,
 @EVERY_DTYPE
 def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
     """Of sequences with few global tokens, whose keys are not computed, with many, and with none."""
-    skip_where_rows_count("longformer", dtype)
+    skip_where_rows_count(dtype)
     draw = random.Random(0)
     shapes = [(5, 1), (25, 20), (30, 2), (9, 0), (17, 17), (1, 1), (36, 1), (2, 0)]
     sequences = [[draw.randrange(5, 97) for _ in range(length)] for length, _ in shapes]
@@ -135,12 +139,35 @@ def test_states_with_global_tokens_do_not_depend_on_the_batch(dtype, tmp_path):
 
 @needs_cpp
 @EVERY_DTYPE
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("electra", dict(embedding_size=200)),  # projected to the layers' width
+        # with projected distances
+        ("deberta-v2", dict(hidden_size=160, position_buckets=256, conv_kernel_size=3)),
+    ],
+)
+def test_states_beside_a_long_sequence_do_not_depend_on_it(name, changes, dtype, tmp_path):
+    """The long one's tokens, and its distances, are more rows than a weight is read without packing for."""
+    skip_where_rows_count(dtype)
+    model(name, max_position_embeddings=300, **changes).save_pretrained(tmp_path)
+    draw = random.Random(0)
+    short, long = ([draw.randrange(5, 97) for _ in range(length)] for length in (20, 250))
+    for encoder in forms(Encoder.from_pretrained(tmp_path).eval(), dtype):
+        with torch.inference_mode():
+            together = encoder(pack_sequences([short, long])).last_hidden_state[: len(short)]
+            alone = encoder(pack_sequences([short])).last_hidden_state
+            assert torch.equal(together, alone)
+
+
+@needs_cpp
+@EVERY_DTYPE
 @pytest.mark.parametrize("block_size", [16, 12])  # with 12, both kinds of attention round apart
 def test_states_beside_sequences_long_enough_for_blocks_do_not_depend_on_them(
     block_size, dtype, tmp_path
 ):
     """A short sequence sees all its tokens, in a batch whose others have a plan of blocks and in one without."""
-    skip_where_rows_count("big_bird", dtype)
+    skip_where_rows_count(dtype)
     sizes = dict(block_size=block_size, num_random_blocks=1, max_position_embeddings=200)
     theirs = model("big_bird", attention_type="block_sparse", **sizes)
     theirs.save_pretrained(tmp_path)

@@ -9,6 +9,7 @@ import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, M3Encoder, max_sim
 from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.ops.gemm import has_vectors
 from fastenc.ops.int8_products import has_int8_products
 
 # A word that comes twice has one weight, and a word of another script is unknown.
@@ -98,6 +99,18 @@ def test_representations_are_those_of_the_formulas(folder, tmp_path):
     assert model.encode(TEXTS, sparse=False).sparse is None
     assert model.encode([]).dense.shape == (0, WIDTH)
     torch.testing.assert_close(Encoder.from_pretrained(folder).encode(TEXTS, pooling="cls"), dense)
+
+
+@pytest.mark.skipif(not has_vectors(), reason="needs AVX2 or AVX-512")
+def test_representations_have_the_same_bits_alone_and_in_a_batch(folder):
+    """The batch has more tokens than a weight is read without packing for."""
+    model = M3Encoder.from_pretrained(folder)
+    together = model.encode(12 * TEXTS, batch_size=12 * len(TEXTS))
+    for index, text in enumerate(TEXTS):
+        alone = model.encode(text)
+        assert torch.equal(alone.dense, together.dense[index])
+        assert alone.sparse == together.sparse[index]
+        assert torch.equal(alone.multi_vectors, together.multi_vectors[index])
 
 
 @pytest.mark.skipif(not has_int8_products(), reason="this processor does not multiply 8 bits")

@@ -12,7 +12,7 @@ from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_norm import LayerNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import layer_norm
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def convolve(
     inputs, rows = taps.chunk(spec.groups, 2), weights.weight.chunk(spec.groups)
     # One product for each group, over its channels of all taps.
     products = [
-        linear(channels.flatten(1), weight.transpose(1, 2).flatten(1))
+        linear_in_one_order(channels.flatten(1), weight.transpose(1, 2).flatten(1))
         for channels, weight in zip(inputs, rows, strict=True)
     ]
     out = F.dropout(torch.cat(products, 1) + weights.bias.to(products[0].dtype), weights.dropout_p)

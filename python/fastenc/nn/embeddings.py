@@ -16,7 +16,7 @@ from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import tied_embedding_layer_norm
 from fastenc.ops.embedding import embedding
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 from fastenc.packing import PackedBatch
 
 # Table → a function of ids that returns what an adaptation adds to its rows.
@@ -246,7 +246,7 @@ def embed(
 def _projected(tables: EmbeddingTables, x: Tensor) -> Tensor:
     projection = tables.projection
     if type(projection) is nn.Linear:  # not a module of PEFT around one
-        return linear(x, projection.weight, projection.bias)
+        return linear_in_one_order(x, projection.weight, projection.bias)
     return x if projection is None else projection(x)
 
 

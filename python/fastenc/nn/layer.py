@@ -51,7 +51,7 @@ from fastenc.ops import (
     rms_norm,
 )
 from fastenc.ops.attention import triton_limit
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear, linear_in_one_order
 
 # The features of a call that single ops compute.
 TAKES = frozenset(
@@ -355,33 +355,44 @@ def project_positions(
             (w.position_key_weight, w.position_key_bias),
             (w.position_query_weight, w.position_query_bias),
         )
-        keys, queries = (None if m is None else linear(x, m, b).view(shape) for m, b in own)
+        keys, queries = (
+            None if m is None else linear_in_one_order(x, m, b).view(shape) for m, b in own
+        )
         return keys, queries
     if added is not None and "qkv" in added.low_rank:
         qkv = added.to_output("qkv", stacked_linear(x, w.qkv_weights, w.qkv_biases), x)
         queries, keys, _ = qkv.view(x.shape[0], 3, *shape[1:]).unbind(1)
     elif len(w.qkv_weights) == 1:
         rows, bias = 2 * shape[1] * shape[2], w.qkv_biases[0]
-        both = linear(x, w.qkv_weights[0][:rows], None if bias is None else bias[:rows])
+        both = linear_in_one_order(
+            x, w.qkv_weights[0][:rows], None if bias is None else bias[:rows]
+        )
         queries, keys = both.view(x.shape[0], 2, *shape[1:]).unbind(1)
     else:
-        queries, keys = (linear(x, w.qkv_weights[i], w.qkv_biases[i]).view(shape) for i in range(2))
+        queries, keys = (
+            linear_in_one_order(x, w.qkv_weights[i], w.qkv_biases[i]).view(shape) for i in range(2)
+        )
     return keys if wanted[0] else None, queries if wanted[1] else None
 
 
 def stacked_linear(
-    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor | None, ...],
+    product: Callable[..., Tensor] = linear,
 ) -> Tensor:
     """x W^T + b for the stacked weights W and biases b.
 
     Stacking copies the weights. In inference with few rows it is cheaper to multiply by each weight and concatenate the
     results.
+
+    Args: product: :func:`fastenc.ops.gemm.linear` or a function with its arguments.
     """
     few = x.shape[0] < x.shape[-1] and x.device.type == "cpu"
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if len(weights) > 1 and few and plain:
-        return torch.cat([linear(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
-    return linear(x, stack(weights), stack_biases(biases, weights))
+        return torch.cat([product(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
+    return product(x, stack(weights), stack_biases(biases, weights))
 
 
 def _attend_to_source(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastenc._base import debug
 from fastenc.ops import dispatch, rms_norm, segment_pool
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 from fastenc.ops.segment_pool import MODES
 
 LAST_LAYERS = 4
@@ -42,7 +42,7 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
 
 def project(vectors: Tensor, projection: nn.Linear) -> Tensor:
     """W x + b of pooled vectors x (batch, in_features). On a CPU threads share the columns of one vector's product."""
-    return linear(vectors, projection.weight, projection.bias)
+    return linear_in_one_order(vectors, projection.weight, projection.bias)
 
 
 def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tensor:

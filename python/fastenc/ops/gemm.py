@@ -40,12 +40,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_in_one_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """:func:`linear`, whose sums have one order for any number of rows.
 
-    This holds in inference in float32 on a CPU with vector instructions. Our kernel then computes the product, although
-    PyTorch's may be a little faster.
+    This holds in inference in float32 and bfloat16 on a CPU with vector instructions. Our kernel then computes the
+    product, although PyTorch's may be a little faster.
     """
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or not has_vectors()
-    on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype == torch.float32
-    if plain or not on_cpu or 0 in x.shape or dispatch.autocast_dtype("cpu"):
+    on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype
+    has_kernel = on_cpu and x.dtype in (torch.float32, torch.bfloat16)
+    if plain or not has_kernel or 0 in x.shape or dispatch.autocast_dtype("cpu"):
         return linear(x, weight, bias)
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.models.checkpoint import read_json, read_tensor_file
+from fastenc.ops.gemm import linear_in_one_order
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # Activation → its name in the module's file.
@@ -37,7 +37,7 @@ class Dense:
         """(..., width before) → (..., width), computed in float32 or wider, in x's dtype."""
         wide = torch.promote_types(x.dtype, torch.float32)
         bias = None if self.bias is None else self.bias.to(x.device, wide)
-        y = F.linear(x.to(wide), self.weight.to(x.device, wide), bias)
+        y = linear_in_one_order(x.to(wide), self.weight.to(x.device, wide), bias)
         return (y.tanh() if self.activation == "tanh" else y).to(x.dtype)
 
     def save(self, folder: Path) -> None:

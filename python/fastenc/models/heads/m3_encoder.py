@@ -19,7 +19,7 @@ from fastenc.models.embedding.text_batches import TextBatches, checked_texts
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import pool
-from fastenc.ops.gemm import linear
+from fastenc.ops.gemm import linear_in_one_order
 from fastenc.packing import PackedBatch
 from fastenc.text.tokenizers import special_tokens
 
@@ -115,12 +115,13 @@ class M3Encoder(nn.Module):
 
     def token_weights(self, hidden: Tensor) -> Tensor:
         """The weights of tokens, (total_tokens,), at least 0."""
-        return linear(hidden, self.sparse_linear.weight, self.sparse_linear.bias)[:, 0].relu()
+        head = self.sparse_linear
+        return linear_in_one_order(hidden, head.weight, head.bias)[:, 0].relu()
 
     def token_vectors(self, hidden: Tensor) -> Tensor:
         """The vectors of tokens, (total_tokens, width)."""
         head = self.colbert_linear
-        return F.normalize(linear(hidden, head.weight, head.bias), dim=1)
+        return F.normalize(linear_in_one_order(hidden, head.weight, head.bias), dim=1)
 
     @torch.inference_mode()
     def encode(

@@ -390,7 +390,7 @@ def _project(x: Tensor, w: LayerWeights, spec: LayerSpec, packed: PackedWeights 
     """The product with q, k and v."""
     plain = packed is None and spec.attention.position_terms and x.dtype == w.qkv_weights[0].dtype
     if plain and (not _multiplies_pairs(w) or x.shape[0] <= gemm.FEW_ROWS):
-        return stacked_linear(x, w.qkv_weights, w.qkv_biases)
+        return stacked_linear(x, w.qkv_weights, w.qkv_biases, gemm.linear_in_one_order)
     return product(x, w.qkv_weights, w.qkv_biases, None if packed is None else packed.qkv)
 
 
