@@ -1,6 +1,7 @@
 """A model in bfloat16 and in int8, to be timed beside the same model in float32."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 
@@ -38,6 +39,13 @@ def frozen_formats(theirs: torch.nn.Module, own: Encoder) -> dict[str, torch.nn.
     except ValueError as error:  # the processor, or a layer's widths
         formats[OWN_INT8] = str(error)
     return formats
+
+
+def their_autocast(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor] | str:
+    """Hugging Face's training step in bfloat16, or why it is not timed."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return "without AVX-512, PyTorch's backward in bfloat16 takes minutes a step"
+    return step
 
 
 def largest_error(provider: str, in_float32: float) -> float:

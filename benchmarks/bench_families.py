@@ -21,6 +21,7 @@ from benchmarks._formats import (
     frozen_formats,
     in_bfloat16,
     largest_error,
+    their_autocast,
 )
 from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
 from benchmarks._peers import padded
@@ -275,7 +276,8 @@ def training_step(models: dict, batch: Batch) -> dict[str, dict]:
     truth = step(models["Hugging Face"], autocast=False).clone()
     providers = {name: partial(step, model) for name, model in models.items()}
     if not ON_GPU:
-        providers[THEIRS_AUTOCAST] = partial(step, models["Hugging Face"], autocast=True)
+        theirs = partial(step, models["Hugging Face"], autocast=True)
+        providers[THEIRS_AUTOCAST] = their_autocast(theirs)
         providers[OWN_AUTOCAST] = partial(step, models["fastenc"], autocast=True)
     rows = timed(providers, lambda name, result: near(name, result, truth), seconds=10)
     return with_speed(rows, [batch])

@@ -15,6 +15,7 @@ from benchmarks._formats import (
     THEIRS_AUTOCAST,
     frozen_formats,
     largest_error,
+    their_autocast,
 )
 from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._products import FLOOR
@@ -125,7 +126,7 @@ def measure(name: str) -> dict[str, dict]:
     }
     forwards[FLOOR] = partial(products, with_gradients=False)
     steps = {provider: partial(step, model) for provider, model in models.items()}
-    steps[THEIRS_AUTOCAST] = partial(step, theirs, autocast=True)
+    steps[THEIRS_AUTOCAST] = their_autocast(partial(step, theirs, autocast=True))
     steps[OWN_AUTOCAST] = partial(step, models["fastenc"], autocast=True)
     steps[FLOOR] = partial(products, with_gradients=True)
     rows = {}

@@ -33,7 +33,10 @@ def encoder_of(name, folder):
         encoder = Encoder(EncoderConfig(97, 160, 2, 2, 336, 40))
     elif name == "linear layers after the pooling":
         encoder = Encoder(EncoderConfig(97, 64, 2, 2, 128, 40))
-        wider, back = Dense(torch.randn(200, 64), None), Dense(torch.randn(64, 200), torch.randn(64))
+        wider, back = (
+            Dense(torch.randn(200, 64), None),
+            Dense(torch.randn(64, 200), torch.randn(64)),
+        )
         encoder.sentence = SentenceSettings(dense=(wider, back))
     else:
         model(name).save_pretrained(folder)

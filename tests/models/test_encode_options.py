@@ -52,6 +52,19 @@ def test_vectors_are_sentence_transformers(folder, options):
     torch.testing.assert_close(one, torch.from_numpy(vectors[0]), rtol=1e-4, atol=1e-6)
 
 
+def test_the_default_prompt_is_put_before_each_text_unless_another_is_given(folder, tmp_path):
+    main = folder / "config_sentence_transformers.json"
+    main.write_text(json.dumps({"prompts": PROMPTS, "default_prompt_name": "chess"}))
+    Encoder.from_pretrained(folder).save_pretrained(tmp_path / "again")
+    for each in (folder, tmp_path / "again"):
+        encoder, peer = Encoder.from_pretrained(each), sentence_transformer(each)
+        for options in ({}, {"prompt": ""}, {"prompt": "two "}, {"prompt_name": "query"}):
+            expected = peer.encode(TEXTS, **options)
+            vectors = encoder.encode(TEXTS, convert_to_numpy=True, **options)
+            numpy.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-6)
+        assert not torch.allclose(encoder.encode(TEXTS[0]), encoder.encode(TEXTS[0], prompt=""))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precisions_are_sentence_transformers(folder, precision):
     from sentence_transformers.util import quantize_embeddings

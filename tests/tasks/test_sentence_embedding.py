@@ -245,8 +245,8 @@ def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
     given = SentenceEmbedder.from_pretrained(tmp_path / "saved", pooling="max")
     assert given.settings.pooling == "max"
     main = tmp_path / "saved" / "config_sentence_transformers.json"
-    main.write_text(json.dumps({"default_prompt_name": "query", "prompts": {"query": "query: "}}))
-    with pytest.raises(ValueError, match=r"add no prompt, got a prompt before each text \(query\)"):
+    main.write_text(json.dumps({"default_prompt_name": "text", "prompts": {"query": "query: "}}))
+    with pytest.raises(ValueError, match="default_prompt_name must be the name of one of the prom"):
         SentenceEmbedder.from_pretrained(tmp_path / "saved")
 
 

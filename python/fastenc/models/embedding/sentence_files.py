@@ -57,6 +57,7 @@ class SentenceSettings:
         include_prompt: whether the pooling reads the tokens of a prompt.
         dense: linear layers that are applied in place of a standardization; the last one's width is hidden_size.
             Training leaves them as they are.
+        default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
     Raises: ValueError for another pooling.
     """
 
@@ -67,6 +68,7 @@ class SentenceSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)
     include_prompt: bool = True
     dense: tuple[Dense, ...] = ()
+    default_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -81,7 +83,12 @@ class SentenceSettings:
         return vectors
 
     def prompt_of(self, prompt: str | None, name: str | None) -> str:
-        """What is put before each text: the prompt, or the one with this name, or nothing."""
+        """What is put before each text: the prompt, the one with this name, the default one, or nothing.
+
+        An empty prompt puts nothing before a text whatever the default.
+        """
+        if prompt is None and name is None:
+            name = self.default_prompt
         if name is not None:
             if prompt is not None:
                 raise ValueError(f"give prompt or prompt_name, got both: {prompt!r} and {name!r}")
@@ -131,27 +138,25 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         file = where["WeightedLayerPooling"]
         equal = _equal_weights(file, config.num_layers)
         pooling = "last-four" if pooling == "mean" and equal else None
-    main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
-    check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
-    prompt = main.get("default_prompt_name")
-    if pooling is None or prompt:
-        cause = (
-            f"a prompt before each text ({prompt})"
-            if prompt
-            else f"{values} after {module_types[:-1]}"
-        )
+    if pooling is None:
         raise ValueError(
-            f"{folder} must pool by one of {', '.join(POOLINGS)} and add no prompt, got {cause}: use "
+            f"{folder} must pool by one of {', '.join(POOLINGS)}, got {values} after {module_types[:-1]}: use "
             "sentence-transformers"
         )
+    main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
+    check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
+    prompts = main.get("prompts") or {}
+    named = Rule("the name of one of the prompts", lambda value: value in prompts).or_none()
+    check(main, {"default_prompt_name": named}, f"{folder / MAIN}: ")
     return SentenceSettings(
         pooling,
         "Normalize" in module_types,
         max_length_in(folder),
         standardization,
-        main.get("prompts") or {},
+        prompts,
         values.get("include_prompt", True) is not False,
         () if standardization is not None else dense,
+        main.get("default_prompt_name"),
     )
 
 
@@ -200,7 +205,7 @@ def write_settings(
         },
         MAIN: {
             "prompts": dict(settings.prompts),
-            "default_prompt_name": None,
+            "default_prompt_name": settings.default_prompt,
             "similarity_fn_name": "cosine",
         },
         # Written last, so that a folder with modules.json is complete.
