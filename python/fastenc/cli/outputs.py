@@ -9,16 +9,20 @@ from fastenc._base.files import write_atomically
 
 DEVICE = "cpu or cuda. Default: a GPU if there is one."
 DTYPE = (
-    "float32 or int8. int8 multiplies matrices in 8 bits, on a CPU with AVX512-VNNI, AVX-VNNI, AMX or AVX2: faster, "
-    "with a quarter of the memory for the layers, and a little less exact."
+    "float32, bfloat16 or int8. bfloat16: weights and states of 16 bits, for a GPU and for a CPU with AVX512-BF16 or "
+    "AMX. int8 multiplies matrices in 8 bits, on a CPU with AVX512-VNNI, AVX-VNNI, AMX or AVX2: faster, with a quarter "
+    "of the memory for the layers, and a little less exact."
 )
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": "int8"}
 
 
 def dtype_named(name: str) -> torch.dtype | str:
     """The argument ``dtype`` of ``from_pretrained`` for ``--dtype``. Raises: ValueError for another name."""
-    if name not in ("float32", "int8"):
-        raise ValueError(f"--dtype must be float32 or int8, got {name!r}: give one of them")
-    return torch.float32 if name == "float32" else name
+    if name not in DTYPES:
+        raise ValueError(
+            f"--dtype must be float32, bfloat16 or int8, got {name!r}: give one of them"
+        )
+    return DTYPES[name]
 
 
 def device_named(name: str | None, dtype: str = "float32") -> torch.device:

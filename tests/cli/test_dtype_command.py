@@ -1,10 +1,11 @@
-"""--dtype int8 of the commands that compute with a model: the numbers of the same model in Python."""
+"""--dtype bfloat16 and int8 of the commands that compute with a model: the numbers of the same model in Python."""
 
 import json
 import re
 
 import numpy
 import pytest
+import torch
 
 import fastenc
 from fastenc.adapt import Lora, add_adaptation, merge_adaptation
@@ -27,11 +28,13 @@ from tests.helpers.families import model, whole
 from tests.helpers.hub_models import MODELS
 from tests.helpers.training_run import small_model
 
-pytestmark = pytest.mark.skipif(
+needs_int8 = pytest.mark.skipif(
     not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
 TEXTS = ("A river bank was muddy.", "The bank lends money.", "A dull film.", "A very fine film!")
 INT8 = ("--dtype", "int8")
+DTYPES = {"bfloat16": torch.bfloat16, "int8": "int8"}
+EVERY_DTYPE = pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=needs_int8)])
 
 
 @pytest.fixture
@@ -44,44 +47,49 @@ def json_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_embed_writes_vectors_of_texts(texts, tmp_path):
-    paths = [tmp_path / "float32.npy", tmp_path / "int8.npy"]
+@EVERY_DTYPE
+def test_embed_writes_vectors_of_texts(dtype, texts, tmp_path):
+    paths = [tmp_path / "float32.npy", tmp_path / "reduced.npy"]
     run("embed", minilm_folder(), texts, "-o", paths[0])
-    run("embed", minilm_folder(), texts, "-o", paths[1], *INT8)
-    exact, quantized = map(numpy.load, paths)
-    assert not numpy.array_equal(exact, quantized)
-    assert (exact * quantized).sum(1).min() > 0.99
-    encoder = Encoder.from_pretrained(minilm_folder(), dtype="int8")
-    assert numpy.array_equal(quantized, encoder.encode(TEXTS, convert_to_numpy=True))
+    run("embed", minilm_folder(), texts, "-o", paths[1], "--dtype", dtype)
+    exact, reduced = map(numpy.load, paths)
+    assert reduced.dtype == numpy.float32 and not numpy.array_equal(exact, reduced)
+    assert (exact * reduced).sum(1).min() > 0.99
+    encoder = Encoder.from_pretrained(minilm_folder(), dtype=DTYPES[dtype])
+    assert numpy.array_equal(reduced, encoder.encode(TEXTS, convert_to_numpy=True))
 
 
-def test_embed_writes_vectors_of_words(texts, tmp_path):
-    run("embed", minilm_folder(), texts, "-o", tmp_path / "words.npy", "--words", *INT8)
+@EVERY_DTYPE
+def test_embed_writes_vectors_of_words(dtype, texts, tmp_path):
+    run("embed", minilm_folder(), texts, "-o", tmp_path / "words.npy", "--words", "--dtype", dtype)
     sentences = [each.words for each in read_words(texts).sentences]
-    exact, quantized = (
-        Encoder.from_pretrained(minilm_folder(), dtype=dtype).embed_words(sentences)
-        for dtype in ("float32", "int8")
+    exact, reduced = (
+        Encoder.from_pretrained(minilm_folder(), dtype=each).embed_words(sentences)
+        for each in (torch.float32, DTYPES[dtype])
     )
     written = numpy.load(tmp_path / "words.npy")
-    assert numpy.array_equal(written, quantized.vectors.numpy())
+    assert numpy.array_equal(written, reduced.vectors.float().numpy())
     assert not numpy.array_equal(written, exact.vectors.numpy())
 
 
-def test_embed_writes_sparse_weights(texts, tmp_path):
+@EVERY_DTYPE
+def test_embed_writes_sparse_weights(dtype, texts, tmp_path):
     folder, out = tmp_path / "splade", tmp_path / "weights.jsonl"
     MODELS["naver/splade-v3"](folder)
-    run("embed", folder, texts, "-o", out, "--sparse", *INT8)
-    exact, quantized = (
-        SparseEncoder.from_pretrained(folder, dtype=dtype) for dtype in ("float32", "int8")
+    run("embed", folder, texts, "-o", out, "--sparse", "--dtype", dtype)
+    exact, reduced = (
+        SparseEncoder.from_pretrained(folder, dtype=each) for each in (torch.float32, DTYPES[dtype])
     )
-    assert json_lines(out) == quantized.encode_sparse(TEXTS) != exact.encode_sparse(TEXTS)
-    dense = [m.encode_sparse(TEXTS, convert_to_tensor=True).to_dense() for m in (exact, quantized)]
+    assert json_lines(out) == reduced.encode_sparse(TEXTS) != exact.encode_sparse(TEXTS)
+    dense = [m.encode_sparse(TEXTS, convert_to_tensor=True).to_dense() for m in (exact, reduced)]
     assert (dense[0] - dense[1]).norm() < 0.02 * dense[0].norm()
 
 
-def test_neighbours(texts):
-    output = run("neighbours", minilm_folder(), texts, "--word", "bank", "--count", 2, *INT8)
-    encoder = Encoder.from_pretrained(minilm_folder(), dtype="int8")
+@EVERY_DTYPE
+def test_neighbours(dtype, texts):
+    options = ("--word", "bank", "--count", 2, "--dtype", dtype)
+    output = run("neighbours", minilm_folder(), texts, *options)
+    encoder = Encoder.from_pretrained(minilm_folder(), dtype=DTYPES[dtype])
     sentences = [each.words for each in read_words(texts).sentences]
     static = isolated_vectors(encoder, sentences, (-1,))
     uses = compare_neighbours(
@@ -128,8 +136,9 @@ def samples(tmp_path_factory):
     return folder
 
 
+@EVERY_DTYPE
 @pytest.mark.parametrize("name", TASKS)
-def test_predict_and_evaluate(name, samples, tmp_path):
+def test_predict_and_evaluate(name, dtype, samples, tmp_path):
     options, train, test = TASKS[name]
     folder, inputs = tmp_path / "model", samples / test
     run(
@@ -137,19 +146,20 @@ def test_predict_and_evaluate(name, samples, tmp_path):
         *("--task", NAMED.get(name, name), *options),
     )
     found = {}
-    for dtype in ("float32", "int8"):
-        lines, metrics = tmp_path / f"{dtype}.jsonl", tmp_path / f"{dtype}.json"
-        run("predict", folder, inputs, "-o", lines, "--dtype", dtype)
-        run("evaluate", folder, inputs, "-o", metrics, "--dtype", dtype)
-        found[dtype] = json_lines(lines), json.loads(metrics.read_text())
-    assert found["int8"] != found["float32"]
+    for each in ("float32", dtype):
+        lines, metrics = tmp_path / f"{each}.jsonl", tmp_path / f"{each}.json"
+        run("predict", folder, inputs, "-o", lines, "--dtype", each)
+        run("evaluate", folder, inputs, "-o", metrics, "--dtype", each)
+        found[each] = json_lines(lines), json.loads(metrics.read_text())
+    assert found[dtype] != found["float32"]
 
     predictor = fastenc.predictor(folder)
-    task, ours = predictor.task, fastenc.freeze(predictor.model, dtype="int8")
+    task, ours = predictor.task, predictor.model
+    ours = fastenc.freeze(ours, dtype="int8") if dtype == "int8" else ours.to(DTYPES[dtype])
     data, labelled = task.read_inputs(inputs), task.read(inputs, ours)
     predicted = task.lines(ours, data, task.predict(ours, data), ".jsonl")
     metrics = task.evaluate(ours, labelled, task.encode(labelled, ours))
-    assert found["int8"] == ([*map(json.loads, predicted)], metrics)
+    assert found[dtype] == ([*map(json.loads, predicted)], metrics)
 
 
 # A family, other values of its configuration, and why its layers do not run in 8 bits.
@@ -182,6 +192,7 @@ def rows_of_info(folder):
     )
 
 
+@needs_int8
 @pytest.mark.parametrize("family", LAYERS)
 def test_info_says_which_layers_can_run_in_8_bits(family, tmp_path):
     values, reason = LAYERS[family]
@@ -196,6 +207,7 @@ def test_info_says_which_layers_can_run_in_8_bits(family, tmp_path):
             fastenc.freeze(encoder, dtype="int8")
 
 
+@needs_int8
 def test_info_names_layers_with_lora(tmp_path):
     encoder = Encoder.from_pretrained(save(model("bert"), tmp_path / "base"))
     add_adaptation(encoder, Lora(rank=2))
@@ -212,7 +224,7 @@ def test_info_names_layers_with_lora(tmp_path):
 def test_what_the_commands_refuse(texts, tmp_path, capsys):
     out = ("-o", tmp_path / "out.npy")
     text = failure(capsys, "embed", "model", texts, *out, "--dtype", "int4")
-    assert "--dtype must be float32 or int8, got 'int4': give one of them" in text
+    assert "--dtype must be float32, bfloat16 or int8, got 'int4': give one of them" in text
     text = failure(capsys, "embed", "model", texts, *out, *INT8, "--device", "cuda")
     assert "--dtype int8 runs on a CPU, got --device cuda: leave out one of them" in text
     folder = save(whole("bart"), tmp_path / "bart")
