@@ -47,7 +47,11 @@ def _member(path: str, value: Any) -> list[str]:
 
 def _class(name: str, value: type) -> list[str]:
     node = _definition(value)
-    functions = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    functions = {
+        each.name: each
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and not _decorated(each, ".setter")
+    }
     for each in node.body:  # a method that is a function of another module
         if isinstance(each, ast.Assign) and inspect.isfunction(
             function := getattr(value, ast.unparse(each.targets[0]), None)
@@ -60,6 +64,8 @@ def _class(name: str, value: type) -> list[str]:
     text = value.__doc__ if ast.get_docstring(node) else None
     lines = [f"## {name}", "", "```python", f"class {_call(name, arguments)}", "```", ""]
     lines += [markdown(text), ""] if text else []
+    if "PretrainedModel" in {base.__name__ for base in value.__mro__[1:]}:
+        lines += ["It also has the methods of [`PretrainedModel`](models.md#pretrainedmodel).", ""]
     for method, each in functions.items():
         described = ast.get_docstring(each)
         if not method.startswith("_") and described:
@@ -70,9 +76,13 @@ def _class(name: str, value: type) -> list[str]:
 def _function(name: str, node: ast.FunctionDef, text: str | None) -> list[str]:
     result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     bound = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
-    is_property = any(ast.unparse(each).endswith("property") for each in node.decorator_list)
-    shown = name if is_property else _call(name, _arguments(node, bound))
+    shown = name if _decorated(node, "property") else _call(name, _arguments(node, bound))
     return ["```python", shown + result, "```", "", markdown(text or "")]
+
+
+def _decorated(node: ast.FunctionDef, end: str) -> bool:
+    """Whether the name of a decorator ends so."""
+    return any(ast.unparse(each).endswith(end) for each in node.decorator_list)
 
 
 def _definition(value: Any) -> Any:

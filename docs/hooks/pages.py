@@ -39,6 +39,8 @@ def kernels() -> str:
     for op in ops:
         names = DECLARED[op].implementations
         gpu = next((name for name in ("cuda", "triton") if name in names), "reference")
+        if (switch := DECLARED[op].switch) is not None:
+            gpu = f"reference; {gpu} with {switch}=1"
         rows.append((f"`{op}`", "cpp" if "cpp" in names else "reference", gpu))
     return table(("op", "CPU", "GPU"), rows)
 
@@ -131,7 +133,7 @@ DEFAULTS = (
         "checkpoints that are kept",
         "keep_checkpoints",
         "save_total_limit",
-        "None of the Trainer's keeps all, which fills disks.",
+        "The Trainer's `None` keeps every checkpoint, which fills disks.",
     ),
     ("steps between lines of the log", "log_every", "logging_steps", "Short runs get a curve."),
     ("bfloat16", "precision", "bf16", "The same: float32 unless asked."),

@@ -197,12 +197,13 @@ OTHERS = {
     ),
     "fastenc's compiled extension is not available (…); every op takes its slower PyTorch reference path. To compile "
     "it: pip install --no-build-isolation fastenc, with a C++ compiler.": (
-        "It was installed without a compiler, or with another PyTorch.",
+        "It was installed without a compiler, or with another PyTorch. A GPU still runs the Triton kernels.",
         "Install it again; `fastenc info` shows what is compiled.",
     ),
     "…; encode() without a pooling takes the mean": (
-        "The folder's files of sentence-transformers name modules that are not known.",
-        "Give `encode(..., pooling=...)`, or patch a SentenceTransformer.",
+        "The folder's files of sentence-transformers name modules or a pooling that are not known. None of its "
+        "settings is read: no prompts, no maximum length.",
+        "Give `encode(..., pooling=..., normalize=..., prompt=...)`, or patch a SentenceTransformer.",
     ),
     "the spans mask … of the … tokens that they should, because single words have too many tokens for such short "
     "sequences: give larger blocks, or a tokenizer trained on these languages": (

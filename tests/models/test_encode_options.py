@@ -65,6 +65,19 @@ def test_the_default_prompt_is_put_before_each_text_unless_another_is_given(fold
         assert not torch.allclose(encoder.encode(TEXTS[0]), encoder.encode(TEXTS[0], prompt=""))
 
 
+def test_texts_are_cut_where_max_tokens_says(folder, tmp_path):
+    encoder, peer = Encoder.from_pretrained(folder), sentence_transformer(folder)
+    encoder.max_tokens = peer.max_seq_length = 5
+    encoder.save_pretrained(tmp_path / "again")
+    again = Encoder.from_pretrained(tmp_path / "again")
+    assert again.max_tokens == 5
+    for each in (encoder, again):
+        numpy.testing.assert_allclose(each.encode(TEXTS), peer.encode(TEXTS), rtol=1e-4, atol=1e-6)
+    assert not numpy.allclose(peer.encode(TEXTS), Encoder.from_pretrained(folder).encode(TEXTS))
+    with pytest.raises(ValueError, match="from 1 to the model's 32 positions, got 33"):
+        encoder.max_tokens = 33
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precisions_are_sentence_transformers(folder, precision):
     from sentence_transformers.util import quantize_embeddings

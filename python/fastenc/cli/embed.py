@@ -9,7 +9,7 @@ from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
@@ -128,7 +128,7 @@ class Embed(Command):
         check_suffix(self.output, OUTPUTS)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         model = load_encoder(self.model, dtype, device)
         written = embed_file(
             model,
@@ -172,7 +172,7 @@ class Embed(Command):
 
     def _embed_sparse(self) -> None:
         check_suffix(self.output, (".jsonl",))
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         texts = read_inputs(self.inputs, (self.text,), self.quoting)
         model = SparseEncoder.from_pretrained(self.model, dtype=dtype).to(device)
         parts = list(in_parts(texts, BATCHES_AT_ONCE * self.batch_size))
@@ -195,7 +195,7 @@ class Embed(Command):
         check_suffix(self.output, (".npy",))
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         model = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
         vectors = model.embed_words(
             sentences,

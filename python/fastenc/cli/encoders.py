@@ -5,7 +5,7 @@ import torch
 from fastenc.models import Encoder, SparseEncoder, checkpoint
 
 
-def load_encoder(model: str, dtype: torch.dtype | str, device: torch.device) -> Encoder:
+def load_encoder(model: str, dtype: str, device: torch.device) -> Encoder:
     """The encoder of a folder or of a name on the hub.
 
     Raises: ValueError for a sparse encoder, and as :meth:`Encoder.from_pretrained`.

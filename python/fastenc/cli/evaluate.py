@@ -11,8 +11,8 @@ from fastenc.cli.outputs import (
     DEVICE,
     DTYPE,
     check_suffix,
+    checked_dtype,
     device_named,
-    dtype_named,
     format_metrics,
     write,
 )
@@ -49,7 +49,7 @@ class Evaluate(Command):
     def run(self) -> None:
         if self.output is not None:
             check_suffix(self.output, (".json",))
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         model = task.load(self.model, dtype=dtype).to(device)
         if "max_length" in self.task_options:

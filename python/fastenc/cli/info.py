@@ -161,7 +161,7 @@ def extension() -> dict[str, str]:
         "compiled": f"by {built['compiler']}, torch stable ABI {built['torch_stable_abi']}",
         "instruction sets here": built["usable_instruction_sets"],
         "in use": built["instruction_set"],
-        "CUDA": str(built["cuda"] or "not compiled: on a GPU Triton or PyTorch takes the loss"),
+        "CUDA": str(built["cuda"] or "not compiled: on a GPU PyTorch computes the loss"),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fastenc._base.options import REQUIRED, argument, group, option
 from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
@@ -71,7 +71,7 @@ class Mine(Command):
             raise ValueError(
                 f"text must name the columns of the query and its document, got {', '.join(self.text)}: give -t twice"
             )
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         pairs = list(iterate_pairs(self.pairs, self.text, self.quoting))
         corpus = []
         if self.corpus is not None:

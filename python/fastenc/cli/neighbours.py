@@ -13,7 +13,7 @@ from fastenc.analysis.neighbours import (
 )
 from fastenc.analysis.static_vectors import read_static_vectors
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, device_named, dtype_named
+from fastenc.cli.outputs import DEVICE, DTYPE, checked_dtype, device_named
 from fastenc.data.columns import read_words
 from fastenc.models import Encoder
 
@@ -46,7 +46,7 @@ class Neighbours(Command):
         for name in ("count", "occurrences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         sentences = [each.words for each in read_words(self.inputs).sentences]
         occurrences = find_occurrences(sentences, self.word, self.occurrences)
         static = None if self.static is None else read_static_vectors(self.static)

@@ -13,16 +13,16 @@ DTYPE = (
     "AMX. int8 multiplies matrices in 8 bits, on a CPU with AVX512-VNNI, AVX-VNNI, AMX or AVX2: faster, with a quarter "
     "of the memory for the layers, and a little less exact."
 )
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": "int8"}
+DTYPES = ("float32", "bfloat16", "int8")
 
 
-def dtype_named(name: str) -> torch.dtype | str:
-    """The argument ``dtype`` of ``from_pretrained`` for ``--dtype``. Raises: ValueError for another name."""
+def checked_dtype(name: str) -> str:
+    """``--dtype``, which ``from_pretrained`` takes. Raises: ValueError for another name."""
     if name not in DTYPES:
         raise ValueError(
             f"--dtype must be float32, bfloat16 or int8, got {name!r}: give one of them"
         )
-    return DTYPES[name]
+    return name
 
 
 def device_named(name: str | None, dtype: str = "float32") -> torch.device:

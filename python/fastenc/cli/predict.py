@@ -8,7 +8,7 @@ from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, option, options_listed_by
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named
 from fastenc.cli.task_options import prediction_options
 from fastenc.tasks import predict_file, task_of_model
 from fastenc.tasks.registry import columns_for
@@ -52,7 +52,7 @@ class Predict(Command):
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         to_stdout, from_stdin = str(self.output) == "-", self.inputs == "-"
         if self.resume and (to_stdout or from_stdin):

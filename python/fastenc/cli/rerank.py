@@ -9,7 +9,7 @@ from typing import Any
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, device_named, dtype_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
 from fastenc.tasks.base import QUOTING
@@ -56,7 +56,7 @@ class Rerank(Command):
         for name in ("top_k", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
-        dtype, device = dtype_named(self.dtype), device_named(self.device, self.dtype)
+        dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         queries = read_inputs(self.queries, (self.text,), self.quoting)
         documents = read_inputs(self.documents, (self.document_text or self.text,), self.quoting)
         if self.output.suffix == ".tsv":

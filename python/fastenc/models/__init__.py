@@ -18,6 +18,7 @@ from fastenc.models.heads.sparse_encoder import SparseEncoder
 from fastenc.models.heads.token_classifier import TokenClassifier
 from fastenc.models.longformer_conversion import convert_to_longformer
 from fastenc.models.outputs import LossTerm, ModelOutput
+from fastenc.models.pretrained import PretrainedModel
 
 __all__ = [
     "CrossEncoder",
@@ -30,6 +31,7 @@ __all__ = [
     "M3Vectors",
     "MaskedLM",
     "ModelOutput",
+    "PretrainedModel",
     "QuestionAnswerer",
     "SenseInventory",
     "SentenceEmbedder",

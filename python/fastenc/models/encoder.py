@@ -456,9 +456,21 @@ class Encoder(LayerStack, PretrainedModel):
 
     @property
     def max_tokens(self) -> int:
-        """The number of tokens to which texts are cut: the checkpoint's max_length, at most the model's positions."""
+        """The number of tokens to which texts are cut: the checkpoint's max_length, at most the model's positions.
+
+        It can be set, and is saved with the model as a setting of sentence-transformers. Raises: ValueError below 1 and
+        beyond the positions.
+        """
         declared = self.sentence.max_length if self.sentence else None
         return min(declared or self.positions, self.positions)
+
+    @max_tokens.setter
+    def max_tokens(self, number: int) -> None:
+        if not 1 <= number <= self.positions:
+            raise ValueError(
+                f"max_tokens must be from 1 to the model's {self.positions} positions, got {number}"
+            )
+        self.sentence = replace(self.sentence or SentenceSettings(), max_length=number)
 
     def adaptation_of_task(self, task: str) -> tuple[str, str]:
         """The name of the adaptation for a task of the checkpoint, and the instruction that is put before each text.
