@@ -154,10 +154,24 @@ def test_strided_rows():
     assert within(dx, dy.double() @ weight.double(), 24)
 
 
-def test_autocast_and_other_dtypes_are_torchs():
-    x, weight = torch.randn(5, 16), torch.randn(8, 16)
+@pytest.mark.parametrize("emulated", [False, True])
+def test_autocast(emulated, monkeypatch):
+    """The product is ours where PyTorch would emulate it."""
+    monkeypatch.setattr("fastenc.ops.gemm.emulates_bfloat16", lambda: emulated)
+    x, weight, bias, dy = (torch.randn(*size) for size in ((5, 16), (8, 16), (8,), (5, 8)))
+    given = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(linear(x, weight), F.linear(x, weight))
+        y, expected = linear(*given), F.linear(*given)
+    assert y.dtype == expected.dtype == torch.bfloat16
+    ours = "_Linear" in y.grad_fn.name()
+    assert ours == (emulated and library.HAS_CPP)
+    results = [(each, *torch.autograd.grad(each, given, dy.bfloat16())) for each in (y, expected)]
+    for actual, right in zip(*results, strict=True):
+        assert actual.dtype == right.dtype and within(actual.bfloat16(), right.double(), 16)
+
+
+def test_other_dtypes_are_torchs():
+    x, weight = torch.randn(5, 16), torch.randn(8, 16)
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
     assert torch.equal(linear(x[None], weight), F.linear(x[None], weight))
 

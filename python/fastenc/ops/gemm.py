@@ -29,7 +29,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not torch.compiler.is_compiling() and dispatch.is_batch_invariant(x.device.type):
         return _batch_invariant_linear(x, weight, bias)
-    if dispatch.autocast_dtype(x.device.type) or not _is_ours(x, weight.t()):
+    if (dtype := dispatch.autocast_dtype(x.device.type)) is not None:
+        if x.device.type != "cpu" or dtype != torch.bfloat16 or not emulates_bfloat16():
+            return F.linear(x, weight, bias)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if not _is_ours(x, weight.t()):
         return F.linear(x, weight, bias)
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
