@@ -41,7 +41,7 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
     """
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
-    owners = _frozen_weights(model)
+    owners = _frozen_weights(model, "freeze")
     copies = [copies_of(owner, dtype) for owner, _ in owners]  # all of them, before any is kept
     for (_, frozen), of_owner in zip(owners, copies, strict=True):
         frozen.keep(of_owner)
@@ -49,13 +49,16 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
 
 
 def unfreeze(model: Model) -> Model:
-    """Drop the copies of the weights that :func:`freeze` made. Returns the model."""
-    for _, frozen in _frozen_weights(model):
+    """Drop the copies of the weights that :func:`freeze` made. Returns the model.
+
+    Raises: ValueError for a model that is neither fastenc's nor patched, and for one that was loaded in int8.
+    """
+    for _, frozen in _frozen_weights(model, "unfreeze"):
         frozen.drop()
     return model
 
 
-def _frozen_weights(model: nn.Module) -> list[tuple[WeightsOwner, FrozenWeights]]:
+def _frozen_weights(model: nn.Module, caller: str) -> list[tuple[WeightsOwner, FrozenWeights]]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
     pairs = [
         (owner_of_weights(module), child)
@@ -65,7 +68,7 @@ def _frozen_weights(model: nn.Module) -> list[tuple[WeightsOwner, FrozenWeights]
     ]
     if not pairs:
         raise ValueError(
-            "freeze needs a fastenc model, or a Hugging Face model that fastenc.patch has patched, "
+            f"{caller} needs a fastenc model, or a Hugging Face model that fastenc.patch has patched, "
             f"got {type(model).__name__}"
         )
     return pairs

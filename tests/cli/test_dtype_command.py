@@ -76,7 +76,8 @@ def test_embed_writes_vectors_of_words(dtype, texts, tmp_path):
 def test_embed_writes_sparse_weights(dtype, texts, tmp_path):
     folder, out = tmp_path / "splade", tmp_path / "weights.jsonl"
     MODELS["naver/splade-v3"](folder)
-    run("embed", folder, texts, "-o", out, "--sparse", "--dtype", dtype)
+    (tmp_path / "options.toml").write_text(f'dtype = "{dtype}"')
+    run("embed", folder, texts, "-o", out, "--sparse", "--config", tmp_path / "options.toml")
     exact, reduced = (
         SparseEncoder.from_pretrained(folder, dtype=each) for each in (torch.float32, DTYPES[dtype])
     )
@@ -223,6 +224,10 @@ def test_info_names_layers_with_lora(tmp_path):
 
 def test_what_the_commands_refuse(texts, tmp_path, capsys):
     out = ("-o", tmp_path / "out.npy")
+    text = failure(capsys, "info", "--numerics", "--model", minilm_folder())
+    assert "--numerics measures ops, not a model: leave out --model" in text
+    text = failure(capsys, "tokenizer", texts, "-o", tmp_path / "tokenizer", "--seed", 1)
+    assert "--alpha and --seed are for texts of several languages" in text
     text = failure(capsys, "embed", "model", texts, *out, "--dtype", "int4")
     assert "--dtype must be float32, bfloat16 or int8, got 'int4': give one of them" in text
     text = failure(capsys, "embed", "model", texts, *out, *INT8, "--device", "cuda")

@@ -92,6 +92,7 @@ def test_byte_order_mark_and_windows_line_ends(tmp_path):
 def test_long_values(tmp_path):
     text = "word " * 50_000
     assert read_texts(write(tmp_path / "x.tsv", f"text\n{text}\n")) == [text]
+    assert read_texts(write(tmp_path / "x.csv", f"text\n{text}\n")) == [text]
     assert read_texts(write(tmp_path / "x.jsonl", json.dumps({"text": text}) + "\n")) == [text]
 
 

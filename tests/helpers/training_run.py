@@ -20,6 +20,7 @@ from fastenc.models.architectures import architecture_named
 from fastenc.objectives import (
     OBJECTIVES,
     MlmCollator,
+    evaluate_objective,
 )
 from fastenc.tasks import (
     QuestionAnswering,
@@ -28,7 +29,6 @@ from fastenc.tasks import (
     SpanNer,
     SparseEmbedding,
     TokenClassification,
-    evaluate_masked_lm,
 )
 from fastenc.text.tags import Span
 from fastenc.train import ObjectiveOptions, TrainConfig, Trainer, objective_trainer, task_trainer
@@ -96,7 +96,7 @@ def build(folder, dropout=0.1, probability=0.3, texts=60, **settings):
         sequences,
         [len(sequence) for sequence in sequences],
         MlmCollator(tokenizer, seed=5, probability=probability),
-        evaluate=lambda m: evaluate_masked_lm(m, held_out, held_out_masks, 4),
+        evaluate=lambda m: evaluate_objective(m, held_out, held_out_masks, 4),
         settings={"probability": probability},
         show_progress=False,
     )

@@ -79,6 +79,18 @@ def test_padded_batches(name, padding):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(scale))
 
 
+def test_a_mask_may_change_between_calls():
+    """transformers hands a mask of bool to the layers as it is."""
+    ours, theirs = models("Bert")
+    batch = padded_batch("roberta", (9, 12))
+    batch["attention_mask"] = mask = batch["attention_mask"].bool()
+    for _ in range(2):
+        with torch.no_grad():
+            x, y = (m(**batch).last_hidden_state[mask] for m in (ours, theirs))
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
+        mask[0, 5:] = False
+
+
 @EVERY_MODEL
 def test_flattened_batches(name):
     ours, theirs = models(name)

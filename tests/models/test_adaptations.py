@@ -348,6 +348,19 @@ def test_bad_arguments_are_named(base, make, message):
         make(base)
 
 
+def test_a_model_replaces_the_adaptation_that_its_folder_had(base, tmp_path):
+    add_adaptation(base, Lora(rank=2))
+    with pytest.raises(ValueError, match="in another folder than its encoder's checkpoint"):
+        base.save_pretrained(base.base)
+    disturb(base)
+    base.save_pretrained(tmp_path / "folder")
+    merge_adaptation(base)
+    base.save_pretrained(tmp_path / "folder")
+    loaded = SequenceClassifier.from_pretrained(tmp_path / "folder")
+    assert torch.equal(loaded(BATCH).logits, base(BATCH).logits)
+    assert not [*(tmp_path / "folder").glob("adapter*")]
+
+
 def test_adaptation_without_a_saved_encoder_or_of_another_is_an_error(base, tmp_path):
     fresh = Encoder(CONFIG)
     add_adaptation(fresh, Adapters(2))

@@ -104,6 +104,9 @@ def test_prompts_stay_with_the_files(folder, tmp_path):
     encoder.save_pretrained(tmp_path / "again")
     assert Encoder.from_pretrained(tmp_path / "again").sentence.prompts == PROMPTS
     main = tmp_path / "again" / "config_sentence_transformers.json"
+    main.write_text(json.dumps({"similarity_fn_name": "dot"}))
+    Encoder.from_pretrained(tmp_path / "again").save_pretrained(tmp_path / "once more")
+    assert sentence_transformer(tmp_path / "once more").similarity_fn_name == "dot"
     main.write_text(json.dumps({"prompts": {"query": 3}}))
     with pytest.warns(UserWarning, match="prompts must be an object of texts"):
         Encoder.from_pretrained(tmp_path / "again")

@@ -101,6 +101,15 @@ def test_representations_are_those_of_the_formulas(folder, tmp_path):
     torch.testing.assert_close(Encoder.from_pretrained(folder).encode(TEXTS, pooling="cls"), dense)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16"])
+def test_the_heads_have_the_encoders_dtype(folder, dtype):
+    found = M3Encoder.from_pretrained(folder, dtype=dtype).encode(TEXTS)
+    exact = M3Encoder.from_pretrained(folder).encode(TEXTS)
+    assert found.dense.dtype == found.multi_vectors[0].dtype == torch.bfloat16
+    for ours, expected in zip(found.multi_vectors, exact.multi_vectors, strict=True):
+        assert (ours.float() * expected).sum(1).min() > 0.98
+
+
 @pytest.mark.skipif(not has_vectors(), reason="needs AVX2 or AVX-512")
 def test_representations_have_the_same_bits_alone_and_in_a_batch(folder):
     """The batch has more tokens than a weight is read without packing for."""

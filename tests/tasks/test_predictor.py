@@ -94,6 +94,9 @@ def test_what_is_no_input_is_named(models):
             fastenc.predictor(models["sequence-classification"][0]).predict(wrong)
     with pytest.raises(ValueError, match="crf= is an option of token-classification"):
         fastenc.predictor(models["span-ner"][0], crf=True)
+    first, second = ({"question": "who?", "context": text} for text in ("the cat", "a dog"))
+    with pytest.raises(ValueError, match="an id of its own, got '1' again at input 1"):
+        fastenc.predictor(models["question-answering"][0]).predict([first | {"id": 1}, second])
 
 
 def test_predict_reads_stdin_and_writes_stdout(models, tmp_path, monkeypatch, capsys):

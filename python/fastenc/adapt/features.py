@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_folder
 from fastenc._base.progress import progress_bar
 from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.encoder import Encoder
@@ -230,25 +227,20 @@ def _write(
 ) -> None:
     """Write a file for every shard and the manifest, then rename the folder into place."""
     save_file = require("safetensors.torch", extra="models").save_file
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True, exist_ok=True)
-    held: dict[int, Tensor] = {}
-    number = 0
-    try:
+
+    def write(folder: Path) -> None:
+        held: dict[int, Tensor] = {}
+        number = 0
         for shard, chosen in batches:
             vectors = compute(chosen).cpu().split([rows[index] for index in chosen])
             held.update(zip(chosen, vectors, strict=True))
             if len(held) == len(shard):
                 tensors = {VECTORS: torch.cat([held[index] for index in shard])}
-                write_atomically(temporary / _shard(number), partial(save_file, tensors))
+                save_file(tensors, folder / _shard(number))
                 held, number = {}, number + 1
-        write_atomically(temporary / MANIFEST, lambda path: path.write_text(manifest))
-        os.replace(temporary, target)
-    except OSError:
-        if not target.exists():  # if it exists, another run wrote it in the meantime
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (folder / MANIFEST).write_text(manifest)
+
+    write_folder(target, write)
 
 
 def _shard(number: int) -> str:

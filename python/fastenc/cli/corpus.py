@@ -63,6 +63,10 @@ class Tokenizer(Command):
     seed: int = option(0, "Seed of the sampled lines.")
 
     def run(self) -> None:
+        if not self.language and (self.alpha, self.seed) != (ALPHA, 0):
+            raise ValueError(
+                "--alpha and --seed are for texts of several languages: leave them out, or give --language"
+            )
         files = _files(self.texts, self.language)
         documents = {
             language: FileTexts(paths, self.text, self.quoting) for language, paths in files.items()
@@ -108,6 +112,7 @@ class Tokens(Command):
     def run(self) -> None:
         if not self.language:
             raise ValueError("tokens are counted by language: give --language name=file, got none")
+        require("matplotlib", extra="plots")  # before the texts are read
         documents = read_languages(language_files(list(self.language)), self.text)
         results: dict[str, dict[str, Fertility]] = {}
         for folder in self.tokenizers:

@@ -34,7 +34,7 @@ OF_TEXTS = (
     "resume",
 )
 OF_WORDS = ("layers", "combine", "subwords")
-OF_SPARSE = ("text", "quoting", "max_active", "batch_size", "device", "dtype", "sparse")
+OF_SPARSE = ("text", "quoting", "max_active", "batch_size", "device", "dtype", "sparse", "config")
 BATCHES_AT_ONCE = 32  # batches whose texts are sorted by length together
 
 

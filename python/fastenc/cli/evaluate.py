@@ -51,6 +51,8 @@ class Evaluate(Command):
             check_suffix(self.output, (".json",))
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
+        if self.report is not None:
+            task.check_report()
         model = task.load(self.model, dtype=dtype).to(device)
         if "max_length" in self.task_options:
             task.check_max_length(model)

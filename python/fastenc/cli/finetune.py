@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -10,7 +10,7 @@ from fastenc._base.options import argument, documented, group, option, options_l
 from fastenc.adapt import add_adaptation, freeze_encoder, trained_parameters
 from fastenc.cli.options import Command
 from fastenc.cli.task_options import all_task_options
-from fastenc.cli.training import run_trainer
+from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
 from fastenc.models import Seq2Seq, checkpoint
 from fastenc.models.adapters.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
 from fastenc.tasks import TASKS, Task, make_task, task_named
@@ -146,6 +146,8 @@ class Finetune(Command):
     fastenc finetune runs/small pairs.tsv --task sentence-embedding -t text -t partner --dev dev.tsv -o runs/vectors
     """
 
+    instead: ClassVar[dict[str, str]] = INSTEAD
+
     model: str = argument("Checkpoint folder, or name on the hub.")
     train: str = argument(
         "Labelled data: .tsv, .csv, .jsonl (also .gz) or a data set. For token-classification: CoNLL columns or "
@@ -169,6 +171,7 @@ class Finetune(Command):
 
     def run(self) -> None:
         task, config = make_task(task_named(self.task), self.task_options), self.training
+        check_other_folder(config.output, self.model)
         self.adapt_options.check_start(task, self.model)
         process_state(config.device)
         with open_output(Path(config.output), self.resume, self.overwrite):

@@ -52,6 +52,8 @@ class Info(Command):
 
     def run(self) -> None:
         if self.model is not None:
+            if self.numerics:
+                raise ValueError("--numerics measures ops, not a model: leave out --model")
             encoder = Encoder.from_pretrained(self.model)
             for mode, rows in ways_of_layers(encoder).items():
                 print(_table(f"Layers in {mode}, 512 tokens", rows.items()))

@@ -52,6 +52,7 @@ class Profile(Command):
             raise ValueError(
                 f"--precision must be fp32 or bf16, got {self.precision!r}: give one of them"
             )
+        require("matplotlib", extra="plots")  # before the step is measured
         device, bf16 = device_named(self.device), self.precision == "bf16"
         model = models.load(self.model, training=self.train).to(device)
         if self.length > model.config.max_positions:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fastenc._base.options import argument, group, option
 from fastenc.cli.options import Command, values_of
-from fastenc.cli.training import run_trainer
+from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
 from fastenc.data import TokenStore, is_store, read_texts
 from fastenc.models import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
@@ -46,12 +46,7 @@ class Pretrain(Command):
     torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --parallel fsdp -o runs/r
     """
 
-    instead: ClassVar[dict[str, str]] = {
-        "epochs": "max_steps",
-        "accumulation": "global_batch_size",
-        "batch_tokens": "global_batch_size",
-        "warmup": "warmup_steps",
-    }
+    instead: ClassVar[dict[str, str]] = INSTEAD
 
     train: tuple[str, ...] = argument(
         "Texts: .txt, .tsv, .csv, .jsonl (also .gz), or a data set; or a store of `fastenc prepare`."
@@ -99,6 +94,7 @@ class Pretrain(Command):
                 "--teacher is for --objective distill, which needs it, got "
                 f"{self.teacher} for {self.objective.objective}"
             )
+        check_other_folder(self.training.output, self.from_)
         self.new.mask_decoder_option(self.objective.definition)  # its error comes before any work
         if self.from_ is None and self.objective.definition.student is None:
             self.new.check(self.objective.definition)

@@ -1,8 +1,31 @@
-"""Runs the trainer of a training command."""
+"""What the two training commands share."""
+
+from pathlib import Path
 
 from fastenc.cli.outputs import format_metrics
 from fastenc.train import Trainer
 from fastenc.train.fitting import Fitting
+
+# Options that replace another: of a file's value and the command line's, the command line's counts.
+INSTEAD = {
+    "epochs": "max_steps",
+    "accumulation": "global_batch_size",
+    "batch_tokens": "global_batch_size",
+    "warmup": "warmup_steps",
+}
+
+
+def check_other_folder(output: str, start: str | None) -> None:
+    """Raises: ValueError if the run would write into the folder of the checkpoint that it starts from."""
+    if (
+        start is not None
+        and Path(start).is_dir()
+        and Path(start).resolve() == Path(output).resolve()
+    ):
+        raise ValueError(
+            f"--output must not be the folder of the checkpoint that is trained, got {output} for both: give another "
+            "folder"
+        )
 
 
 def run_trainer(
@@ -21,4 +44,4 @@ def run_trainer(
         if metrics:
             step = f"step {trainer.best['step']:,} " if trainer.best else ""
             print(f"best: {step}by {trainer.metric}: {format_metrics(metrics, titles)}")
-        print(f"model, metrics.json and log.jsonl in {trainer.output_dir}")
+        print(f"model in {trainer.output_dir}")

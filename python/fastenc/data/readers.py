@@ -17,6 +17,7 @@ from fastenc._base.extras import require
 Row = dict[str, Any]
 TABLES = (".tsv", ".csv", ".jsonl")
 QUOTINGS = ("csv", "none")
+LONGEST_CELL = 2**31 - 1  # characters; csv's own limit is shorter than a long document
 # A value in quotes with doubled quotes inside: it can only be meant as CSV's quoting.
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
@@ -342,7 +343,7 @@ def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
     """(number of the row's last line, cells) of each row. A value in quotes may contain line breaks."""
     lines = (line + "\n" for _, line in numbered_lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    begin = 1
+    begin, limit = 1, csv.field_size_limit(LONGEST_CELL)
     try:
         for values in reader:
             yield reader.line_num, values
@@ -356,6 +357,8 @@ def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
         raise ValueError(
             f"{path}, line {reader.line_num}: not valid CSV ({error}): correct the line"
         ) from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:

@@ -54,12 +54,15 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
 }
 
 
-def search_settings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def search_settings(
+    stored: Mapping[str, Any], given: Mapping[str, Any], file: str = GENERATION_CONFIG
+) -> dict[str, Any]:
     """The values of ``RULES`` that a call or else its checkpoint gives.
 
     Args:
         stored: the contents of generation_config.json, or of config.json.
         given: a call's arguments; None: as stored.
+        file: the name of the file that has the stored settings.
     Raises: ValueError for a value that is not what its rule says, and for a stored setting that changes the tokens and
         is not computed here.
     """
@@ -73,12 +76,12 @@ def search_settings(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict
         if stored.get(name) is not None
         and (name, stored[name]) != ("max_length", UNCHOSEN_MAX_LENGTH)
     }
-    check(known, RULES, f"{GENERATION_CONFIG}: ")
+    check(known, RULES, f"{file}: ")
     for name, harmless in NOT_COMPUTED.items():
         value = stored.get(name)
         if value is not None and value not in harmless:
             raise ValueError(
-                f"{GENERATION_CONFIG}: {name} must not be set, because generate does not compute it, got "
+                f"{file}: {name} must not be set, because generate does not compute it, got "
                 f"{shown(value)}: remove it from the file, or generate with transformers"
             )
     arguments = {name: value for name, value in given.items() if value is not None}

@@ -241,7 +241,8 @@ class PretrainedModel(nn.Module):
         """Write config.json, model.safetensors and the tokenizer in the format of the family's transformers class.
 
         If an adaptation is in use (:mod:`fastenc.adapt`), files with its weights and the head's are written instead of
-        model.safetensors. Each file is written atomically.
+        model.safetensors. Without one, such files of an earlier model in the folder are removed. Each file is written
+        atomically.
         """
         folder = Path(folder)
         values = {
@@ -257,6 +258,8 @@ class PretrainedModel(nn.Module):
         else:
             checkpoint.write_tensors(folder, self._tensors())
         checkpoint.write_config(folder, values)
+        if not adapter_checkpoint.is_adapted(self):
+            adapter_checkpoint.remove(folder)
         self.write_beside(folder)
         self._write_tokenizer(folder)
 
@@ -422,7 +425,7 @@ class PretrainedModel(nn.Module):
         Raises: ValueError for missing or unexpected weights of the encoder, and for wrong shapes or dtypes.
         """
         architecture = self.config.architecture
-        state, missing = {}, []
+        missing: list[str] = []
         read: set[str] = set()
         state, heads = self.state_dict(), self.head_names()
         for ours, theirs in self.family_names(with_prefix=False).items():

@@ -117,7 +117,7 @@ class Electra(PretrainedModel):
     the LayerNorm.)
 
     Args:
-        config: of the discriminator; its family must be "electra".
+        config: of the discriminator; its family must have a head for replaced tokens (ELECTRA, DeBERTa).
         generator_config: of the generator; None derives it from ``config`` (:func:`small_config`).
         generator_size: the generator's width and number of heads, as a share of the discriminator's.
         generator_layers: its number of layers; None: the discriminator's.

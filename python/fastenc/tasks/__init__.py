@@ -5,7 +5,6 @@ from fastenc.tasks.classification import (
     SequenceClassification,
 )
 from fastenc.tasks.embedding_file import embed_file
-from fastenc.tasks.masked_lm import evaluate_masked_lm
 from fastenc.tasks.prediction import predict_file
 from fastenc.tasks.predictor import Predictor, predictor
 from fastenc.tasks.question_answering import QuestionAnswering
@@ -37,7 +36,6 @@ __all__ = [
     "TokenClassification",
     "WordSense",
     "embed_file",
-    "evaluate_masked_lm",
     "make_task",
     "predict_file",
     "predictor",

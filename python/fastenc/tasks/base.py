@@ -154,12 +154,17 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """
         raise ValueError(f"{self.name} can only predict for files: use fastenc predict")
 
+    def check_report(self) -> None:
+        """Raises: ValueError if the task has no classes, before any work."""
+        if type(self).report is Task.report:
+            raise ValueError(f"{self.name} has no classes to report on: leave out the report")
+
     def report(self, model: Model, data: Data, predictions: Predictions) -> "Report":
         """Files about predictions for labelled data: metrics of each class, a confusion matrix, the mistakes.
 
         Raises: ValueError if the task has no classes.
         """
-        raise ValueError(f"{self.name} has no classes to report on: leave out report=True")
+        raise ValueError(f"{self.name} has no classes to report on: leave out the report")
 
     def describe_labels(self, data: Data) -> str:
         """A text with the labels of a data set and the number of each; "" for a task without such labels."""

@@ -165,7 +165,7 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
         if model.problem_type == "regression":
-            raise ValueError("a regression has no classes to report on: leave out report=True")
+            raise ValueError("a regression has no classes to report on: leave out the report")
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:

@@ -22,7 +22,7 @@ from fastenc.tasks.embedding_format import (
     write_array,
 )
 from fastenc.tasks.embedding_table import ParquetTable
-from fastenc.tasks.parts_file import PartsFile, file_stamp
+from fastenc.tasks.parts_file import PartsFile, file_stamp, number_format
 
 ID = "id"  # column of a table that names its rows
 
@@ -99,7 +99,7 @@ def embed_file(
         "model": [
             model_name,
             file_stamp(Path(model_name), output.name) if model_name else [],
-            *(["int8"] if encoder.in_8_bits else []),
+            number_format(encoder),
         ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "options": [text, quoting, store_as, precision, batch_size, options],

@@ -8,6 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastenc._base.files import open_locked, write_atomically
+from fastenc.models import PretrainedModel
+from fastenc.models.checkpoint import dtype_name
+
+
+def number_format(model: PretrainedModel) -> str:
+    """ "int8", or the name of the parameters' dtype: what a resumed run must have again."""
+    return "int8" if model.in_8_bits else dtype_name(next(model.parameters()).dtype)
+
 
 SECONDS = 3.0  # after which finished items are kept
 

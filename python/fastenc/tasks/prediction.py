@@ -10,7 +10,7 @@ from typing import Any
 from fastenc._base.progress import Counter
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import Task
-from fastenc.tasks.parts_file import PartsFile, file_stamp
+from fastenc.tasks.parts_file import PartsFile, file_stamp, number_format
 
 PART = 256  # number of items that are read, encoded and predicted together
 
@@ -51,7 +51,7 @@ def predict_file(
         "model": [
             model_name,
             file_stamp(Path(model_name), output.name) if model_name else [],
-            *(["int8"] if model.in_8_bits else []),
+            number_format(model),
         ],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
         "task": [task.name, asdict(task)],
@@ -62,7 +62,7 @@ def predict_file(
         show = show_progress if len(sizes) > 1 else False
         within = show_progress if len(sizes) == 1 else False
         with Counter("predicting", "items", sum(sizes), file.done, show) as counter:
-            for data, examples in _encoded(task, model, inputs, file.done // PART):
+            for data, examples in _encoded(task, model, inputs, -(-file.done // PART)):
                 predictions = task.predict_encoded(model, data, examples, batch_size, within)
                 lines = task.lines(model, data, predictions, output.suffix)
                 begin = 1 if file.done and output.suffix in task.headed else 0

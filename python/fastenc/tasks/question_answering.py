@@ -55,13 +55,19 @@ class QuestionAnswering(
 
     def data_of(self, inputs: Sequence[object]) -> list[Question]:
         """The data of dictionaries with "question", "context" and optionally "id"."""
-        questions = []
+        questions, names = [], set()
         for index, each in enumerate(inputs):
             if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
                 raise ValueError(
                     f"input {index} must be a dictionary with question and context, got {each!r}"
                 )
             name = str(each.get("id", index))
+            if name in names:
+                raise ValueError(
+                    f"every question needs an id of its own, got {name!r} again at input {index}: without an id, a "
+                    "question has its index"
+                )
+            names.add(name)
             questions.append(Question(name, each["question"], each["context"], []))
         return questions
 

@@ -524,7 +524,12 @@ class Trainer:
             )
         sign = 1 if self.higher_is_better else -1
         self.evaluations_since_best += 1
-        if self.best is None or sign * metrics[self.metric] > sign * self.best["value"]:
+        value = metrics[self.metric]
+        if (
+            self.best is None
+            or math.isnan(self.best["value"])
+            or sign * value > sign * self.best["value"]
+        ):
             self.best = {"value": metrics[self.metric], "step": self.step, "metrics": metrics}
             self.evaluations_since_best = 0
 

@@ -60,6 +60,8 @@ def padding_mask(
 ) -> Tensor | None:
     """The mask that a model passes to each layer: bool (batch, length), or None without padding.
 
+    It is a new object in every forward, because the layers of one forward keep their result in it.
+
     Raises: ValueError if the model combines the padding mask with another one.
     """
     if use_vmap:
@@ -67,7 +69,7 @@ def padding_mask(
             'attn_implementation="fastenc" takes padding masks only, got one that the model combines with another: '
             'take "sdpa"'
         )
-    return attention_mask
+    return None if attention_mask is None else attention_mask.view_as(attention_mask)
 
 
 def attention_forward(

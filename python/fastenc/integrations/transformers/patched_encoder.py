@@ -14,7 +14,7 @@ from fastenc.integrations.transformers.live_encoder import (
     Reading,
 )
 from fastenc.models.adapters.adaptation_state import AdaptationState
-from fastenc.models.adapters.adapter_checkpoint import is_adapted
+from fastenc.models.adapters.adapter_checkpoint import is_adapted, remove
 from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import AddedRows, embed, normalised_words
@@ -126,6 +126,7 @@ class PatchedEncoder(Encoder):
             super().save_pretrained(folder)
             return
         self.model.save_pretrained(folder)
+        remove(Path(folder))
         self._write_tokenizer(Path(folder))
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:

@@ -111,7 +111,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
             its time.
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
-    top = _pretrained(model)
+    top = _pretrained(model, "patch")
     if encoder_decoder.architecture_of(top) is not None:
         _patch_encoder_decoder(top, labelled_logits_only)
         return model
@@ -166,7 +166,7 @@ def _patch_encoder_decoder(top: "PreTrainedModel", labelled_logits_only: bool) -
 
 def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
-    top = _pretrained(model)
+    top = _pretrained(model, "unpatch")
     splade.uninstall(model)
     is_whole = encoder_decoder.architecture_of(top) is not None
     patched = (top, *(encoder_decoder.stacks_of(top) if is_whole else (_encoder_of(top),)))
@@ -193,7 +193,7 @@ def encoder_of(model: nn.Module, tokenizer: TokenizerLike | None = None) -> Patc
         tokenizer: transformers' fast tokenizer or a ``tokenizers.Tokenizer``; needed for calls with texts.
     Raises: ValueError for a model that is not patched.
     """
-    encoder = _encoder_of(_pretrained(model))
+    encoder = _encoder_of(_pretrained(model, "encoder_of"))
     state = encoder.__dict__.get(STATE)
     if state is None or state.encoder is None:
         raise ValueError(
@@ -213,7 +213,7 @@ def owner_of_weights(module: Any) -> Any:
     return FrozenOwner(module, state.encoder)
 
 
-def _pretrained(model: nn.Module) -> "PreTrainedModel":
+def _pretrained(model: nn.Module, caller: str) -> "PreTrainedModel":
     """The transformers model: ``model``, or the one inside it."""
     pretrained = require("transformers", extra="transformers").PreTrainedModel
     if isinstance(model, pretrained):
@@ -223,7 +223,7 @@ def _pretrained(model: nn.Module) -> "PreTrainedModel":
             if isinstance(module, pretrained):
                 return module
     raise ValueError(
-        "patch needs a transformers model, or a sentence-transformers model over one, "
+        f"{caller} needs a transformers model, or a sentence-transformers model over one, "
         f"got {type(model).__name__}"
     )
 

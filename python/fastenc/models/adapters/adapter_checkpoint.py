@@ -98,7 +98,17 @@ def write(folder: Path, model: "PretrainedModel") -> None:
             "an adaptation is saved with the path of its encoder's checkpoint, got an encoder that was not loaded from "
             "a checkpoint: save it before adding the adaptation, and load it from there"
         )
+    if Path(model.base).resolve() == folder.resolve():
+        raise ValueError(
+            f"an adaptation must be saved in another folder than its encoder's checkpoint, got {folder} for both"
+        )
     _write(folder, model, name, model.base)
+
+
+def remove(folder: Path) -> None:
+    """Remove the files of an adaptation, which would be loaded in place of the folder's own weights."""
+    for name in (checkpoint.ADAPTER_CONFIG, checkpoint.ADAPTER_WEIGHTS):
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_tasks(folder: Path, encoder: "Encoder") -> None:

@@ -58,6 +58,7 @@ class SentenceSettings:
         dense: linear layers that are applied in place of a standardization; the last one's width is hidden_size.
             Training leaves them as they are.
         default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
+        similarity: how sentence-transformers compares vectors ("cosine", "dot", ...); kept for the files alone.
     Raises: ValueError for another pooling.
     """
 
@@ -69,6 +70,7 @@ class SentenceSettings:
     include_prompt: bool = True
     dense: tuple[Dense, ...] = ()
     default_prompt: str | None = None
+    similarity: str = "cosine"
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -157,6 +159,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         values.get("include_prompt", True) is not False,
         () if standardization is not None else dense,
         main.get("default_prompt_name"),
+        main.get("similarity_fn_name") or "cosine",
     )
 
 
@@ -206,7 +209,7 @@ def write_settings(
         MAIN: {
             "prompts": dict(settings.prompts),
             "default_prompt_name": settings.default_prompt,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": settings.similarity,
         },
         # Written last, so that a folder with modules.json is complete.
         MODULES: [

@@ -91,7 +91,7 @@ class M3Encoder(nn.Module):
         model.sparse_linear.load_state_dict(sparse)
         model.colbert_linear.load_state_dict(multi)
         for head in (model.sparse_linear, model.colbert_linear):
-            head.to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
+            head.to(encoder.embeddings.word.weight.dtype)
         return model.eval()
 
     def train(self, mode: bool = True) -> "M3Encoder":

@@ -208,8 +208,11 @@ class Seq2Seq(PretrainedModel):
         return search(self, batch, self._search_options(**given))
 
     def _search_options(self, **given: Any) -> SearchOptions:
-        stored = self.config.extra if self.generation_config is None else self.generation_config
-        settings = search_settings(stored, given)
+        own = self.generation_config
+        stored, file = (
+            (self.config.extra, "config.json") if own is None else (own, GENERATION_CONFIG)
+        )
+        settings = search_settings(stored, given, file)
         start = settings.pop("decoder_start_token_id", None)
         start = self.decoder_start_token_id if start is None else start
         if start is None:
