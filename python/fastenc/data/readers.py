@@ -17,7 +17,7 @@ from fastenc._base.extras import require
 Row = dict[str, Any]
 TABLES = (".tsv", ".csv", ".jsonl")
 QUOTINGS = ("csv", "none")
-LONGEST_CELL = 2**31 - 1  # characters; csv's own limit is shorter than a long document
+LONGEST_CELL = 2**31 - 1  # characters; csv's own limit is below a long document's
 # A value in quotes with doubled quotes inside: it can only be meant as CSV's quoting.
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
@@ -343,9 +343,9 @@ def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
     """(number of the row's last line, cells) of each row. A value in quotes may contain line breaks."""
     lines = (line + "\n" for _, line in numbered_lines(path))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    begin, limit = 1, csv.field_size_limit(LONGEST_CELL)
+    begin = 1
     try:
-        for values in reader:
+        while (values := _next_row(reader)) is not None:
             yield reader.line_num, values
             begin = reader.line_num + 1
     except csv.Error as error:
@@ -357,6 +357,13 @@ def _csv_cells(path: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str
         raise ValueError(
             f"{path}, line {reader.line_num}: not valid CSV ({error}): correct the line"
         ) from error
+
+
+def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
+    """The next row, or None. csv has one limit for all readers of the process, so it is set for this row only."""
+    limit = csv.field_size_limit(LONGEST_CELL)
+    try:
+        return next(reader, None)
     finally:
         csv.field_size_limit(limit)
 

@@ -13,7 +13,7 @@ from fastenc.models.checkpoint import dtype_name
 
 
 def number_format(model: PretrainedModel) -> str:
-    """ "int8", or the name of the parameters' dtype: what a resumed run must have again."""
+    """What a resumed run must have again: "int8", or the name of the parameters' dtype."""
     return "int8" if model.in_8_bits else dtype_name(next(model.parameters()).dtype)
 
 

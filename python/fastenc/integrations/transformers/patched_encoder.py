@@ -126,7 +126,8 @@ class PatchedEncoder(Encoder):
             super().save_pretrained(folder)
             return
         self.model.save_pretrained(folder)
-        remove(Path(folder))
+        if not getattr(self.model, "_hf_peft_config_loaded", False):  # else it wrote PEFT's adapter
+            remove(Path(folder))
         self._write_tokenizer(Path(folder))
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
