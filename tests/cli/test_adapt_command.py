@@ -65,6 +65,30 @@ def test_a_run_does_not_write_into_the_checkpoint_that_it_trains(folder, capsys)
     assert {path: path.read_bytes() for path in (folder / "base").iterdir()} == before
 
 
+def test_an_output_is_no_input_and_no_folder_that_cannot_be_written(folder, tmp_path, capsys):
+    data, ranking = tmp_path / "data.jsonl", tmp_path / "ranking.tsv"
+    data.write_text('{"text": "good film", "sentence1": "good film", "sentence2": "bad film"}\n')
+    ranking.write_text(data.read_text())
+    commands = (
+        ("embed", folder / "base", data, "--sparse", "-o", data),
+        ("rerank", folder / "classifier", data, data, "-o", data),
+        ("mine", folder / "base", data, "-t", "sentence1", "-t", "sentence2", "-o", data),
+        ("mine", folder / "base", ranking, "--corpus", data, "-o", data),
+    )
+    for command in commands:
+        text = failure(capsys, *command)
+        assert f"the output must not be the input, got {data} for both" in text
+        out = data / "under a file.jsonl"
+        assert str(data) in failure(capsys, *command[:-1], out)
+    assert data.read_text() == ranking.read_text()
+
+
+def test_patience_needs_evaluations(folder, tmp_path, capsys):
+    train = ("finetune", folder / "base", folder / "train.tsv", "-o", tmp_path / "run")
+    text = failure(capsys, *train, "--patience", 2)
+    assert "patience=2 counts evaluations, got no data for them: give dev data" in text
+
+
 def test_the_command_line_stands_above_the_file(folder, tmp_path):
     (tmp_path / "options.toml").write_text("max-steps = 1\n")
     train = ("finetune", folder / "base", folder / "train.tsv")

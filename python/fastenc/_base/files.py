@@ -71,6 +71,15 @@ def member(folder: Path, name: str, listed_in: Path) -> Path:
     return folder / relative
 
 
+def check_not_input(output: Path, *inputs: str | Path) -> None:
+    """Raises: ValueError if the output is one of the inputs, which writing would replace."""
+    for path in map(Path, inputs):
+        if output.exists() and path.exists() and output.samefile(path):
+            raise ValueError(
+                f"the output must not be the input, got {output} for both: give another file"
+            )
+
+
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` on an empty hidden folder beside ``folder``, flush it to the disk, and rename it into place.
 

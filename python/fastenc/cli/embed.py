@@ -9,7 +9,7 @@ from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
@@ -125,7 +125,7 @@ class Embed(Command):
             return self._embed_words()
         if self.sparse:
             return self._embed_sparse()
-        check_suffix(self.output, OUTPUTS)
+        check_output(self.output, OUTPUTS, self.inputs)
         if self.output.suffix == ".parquet":
             require("pyarrow", extra="parquet")
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
@@ -171,7 +171,7 @@ class Embed(Command):
                 )
 
     def _embed_sparse(self) -> None:
-        check_suffix(self.output, (".jsonl",))
+        check_output(self.output, (".jsonl",), self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         texts = read_inputs(self.inputs, (self.text,), self.quoting)
         model = SparseEncoder.from_pretrained(self.model, dtype=dtype).to(device)
@@ -192,7 +192,7 @@ class Embed(Command):
         print(f"weights of {len(texts)} texts in {self.output}")
 
     def _embed_words(self) -> None:
-        check_suffix(self.output, (".npy",))
+        check_output(self.output, (".npy",), self.inputs)
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)

@@ -10,7 +10,7 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import (
     DEVICE,
     DTYPE,
-    check_suffix,
+    check_output,
     checked_dtype,
     device_named,
     format_metrics,
@@ -48,7 +48,7 @@ class Evaluate(Command):
 
     def run(self) -> None:
         if self.output is not None:
-            check_suffix(self.output, (".json",))
+            check_output(self.output, (".json",), self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         if self.report is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from fastenc._base.options import REQUIRED, argument, group, option
 from fastenc.cli.encoders import load_encoder
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
@@ -66,7 +66,8 @@ class Mine(Command):
             raise ValueError(
                 f"write_as must be one of {', '.join(FORMATS)}, got {self.write_as}: give one of them"
             )
-        check_suffix(self.output, (".jsonl",) if self.write_as == "lists" else (".tsv", ".jsonl"))
+        suffixes = (".jsonl",) if self.write_as == "lists" else (".tsv", ".jsonl")
+        check_output(self.output, suffixes, self.pairs, self.corpus)
         if len(self.text) != 2:
             raise ValueError(
                 f"text must name the columns of the query and its document, got {', '.join(self.text)}: give -t twice"

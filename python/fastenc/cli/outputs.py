@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import check_not_input, write_atomically
 
 DEVICE = "cpu or cuda. Default: a GPU if there is one."
 DTYPE = (
@@ -45,6 +45,17 @@ def check_suffix(output: Path, allowed: tuple[str, ...]) -> None:
     """Raises: ValueError if the output's suffix is not one of these."""
     if output.suffix not in allowed:
         raise ValueError(f"--output must end in {' or '.join(allowed)}, got {output}")
+
+
+def check_output(output: Path, allowed: tuple[str, ...], *inputs: str | None) -> None:
+    """Check an output before any work, and make its folder if needed.
+
+    Raises: ValueError for another suffix than these, and for an output that is one of the inputs. OSError if no file
+        can be written there.
+    """
+    check_suffix(output, allowed)
+    check_not_input(output, *(each for each in inputs if each is not None))
+    make_writable(output.parent)
 
 
 def make_writable(folder: Path) -> None:

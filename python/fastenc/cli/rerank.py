@@ -9,7 +9,7 @@ from typing import Any
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
 from fastenc.tasks.base import QUOTING
@@ -52,7 +52,7 @@ class Rerank(Command):
     quoting: str | None = option(None, QUOTING)
 
     def run(self) -> None:
-        check_suffix(self.output, tuple(LINES))
+        check_output(self.output, tuple(LINES), self.queries, self.documents)
         for name in ("top_k", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fastenc._base.files import check_not_input
 from fastenc._base.progress import Counter
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import Task
@@ -43,10 +44,7 @@ def predict_file(
         ``resume`` is False, or if that run had another model, other options or another input file.
     """
     output = Path(output)
-    if output.exists() and Path(inputs).exists() and output.samefile(inputs):
-        raise ValueError(
-            f"the output must not be the input, got {output} for both: give another file"
-        )
+    check_not_input(output, inputs)
     settings = {
         "model": [
             model_name,

@@ -124,6 +124,11 @@ class Trainer:
         held_out: int | None = None,
         show_progress: bool | None = None,
     ):
+        if config.patience is not None and evaluate is None:
+            raise ValueError(
+                f"patience={config.patience} counts evaluations, got no data for them: give dev data, or leave out "
+                "patience"
+            )
         accelerate = require("accelerate", extra="train")
         check_trackers(config.track)
         process_state(config.device)

@@ -11,6 +11,7 @@ import fastenc
 from fastenc._base import provenance
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc.models import Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 
 NAME = "README.md"
@@ -22,6 +23,7 @@ PIPELINES = {
     "span-ner": "token-classification",
     "question-answering": "question-answering",
     "sentence-embedding": "sentence-similarity",
+    "seq2seq": "text2text-generation",
 }
 # Metric → its name among the metrics of Hugging Face's hub, where the two differ.
 METRICS = {"pearson": "pearsonr", "spearman": "spearmanr", "matthews": "matthews_correlation"}
@@ -90,6 +92,11 @@ def model_card(
     origin = origin or Origin()
     config, titles = model.config, titles or {}
     task = cast("str | None", settings.get("task"))
+    whole = isinstance(model, Seq2Seq)
+    kind, pretrained = (
+        ("encoder-decoder", "text2text-generation") if whole else ("encoder", "fill-mask")
+    )
+    pipeline = PIPELINES.get(task) if task else pretrained
     base = origin.base or model.base
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = settings.get("trained parameters", parameters)
@@ -107,9 +114,9 @@ def model_card(
     measured_on = f"On {_code(origin.dev) if origin.dev else 'held-out data'}{number}:"
     results = {titles.get(name, name): _number(value) for name, value in metrics.items()}
     sections = [
-        f"---\n{_metadata(folder, task, base, metrics, titles, origin, held_out)}\n---",
+        f"---\n{_metadata(folder, task, pipeline, base, metrics, titles, origin, held_out)}\n---",
         f"# {folder.resolve().name}",
-        f"A {config.family} encoder, {about}: {config.num_layers} layers, {config.hidden_size} wide, {parameters:,} "
+        f"A {config.family} {kind}, {about}: {config.num_layers} layers, {config.hidden_size} wide, {parameters:,} "
         f"parameters, {trained:,} of them trained. Made with fastenc {fastenc.__version__}.",
         f"Base model: {_code(hub_name(base) or base) if base else 'none, the first weights are random'}.",
         "## Data",
@@ -157,6 +164,7 @@ def hub_name(base: str | None) -> str | None:
 def _metadata(
     folder: Path,
     task: str | None,
+    pipeline: str | None,
     base: str | None,
     metrics: Mapping[str, float],
     titles: Mapping[str, str],
@@ -165,7 +173,6 @@ def _metadata(
 ) -> str:
     """The card's head: YAML by huggingface_hub, which the hub reads."""
     hub = require("huggingface_hub", extra="train")
-    pipeline = PIPELINES.get(str(task), None if task else "fill-mask")
     name = Path(origin.dev).name if origin.dev else "held-out data"
     results = [
         hub.EvalResult(
