@@ -232,6 +232,9 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call_number, tmp_
     expected = files(tmp_path / "whole")
     assert {"en/00000.jsonl", "mt/00002.jsonl", "report.json"} <= expected.keys()
     assert files(tmp_path / "killed") == expected
+    again = failure(capsys, *command, "-o", tmp_path / "whole")
+    assert "must be an empty folder or hold a run that did not finish" in again
+    assert files(tmp_path / "whole") == expected
     report = json.loads(expected["report.json"])
     assert report["documents"] == {"read": 36, "kept": 18 + 3}, "8 pages a file, a third with signs"
 

@@ -166,8 +166,8 @@ def run_locally(
         processes: number of tasks that run in parallel.
         resume: continue a killed run; its finished tasks are not run again.
     Returns: the report: the numbers of documents read and kept, and of documents and lines dropped, by reason.
-    Raises: ValueError if there is an unfinished run and ``resume`` is False, if that run had other settings, or if no
-        document is kept. In the last case the output folder is removed.
+    Raises: ValueError if there is an unfinished run and ``resume`` is False, if that run had other settings, if the
+        output folder holds anything else, or if no document is kept. In the last case the output folder is removed.
     """
     work = output / "work"
     logger.disable("datatrove")  # an error is raised too, and report.json has the counts
@@ -277,7 +277,12 @@ def _normalized(document: Document) -> str:
 
 
 def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
-    record = work / "settings.json"
+    record, output = work / "settings.json", work.parent
+    if not record.is_file() and output.is_dir() and any(path != work for path in output.iterdir()):
+        raise ValueError(
+            f"{output} must be an empty folder or hold a run that did not finish, got one with other files: give "
+            "another output"
+        )
     if record.is_file():
         if not resume:
             raise ValueError(
