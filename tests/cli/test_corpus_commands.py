@@ -100,6 +100,11 @@ def test_tokenizers_of_languages_and_their_report(folder, tmp_path):
     words = len(" ".join(documents(120)).split())
     assert counts["words"] == counts["tokens"] == words and counts["tokens_per_word"] == 1
     assert (tmp_path / "r" / "tokens.png").read_bytes()[:4] == b"\x89PNG"
+    (tmp_path / "quoted.tsv").write_text('text\n"two ""words"""\n')
+    command = ("tokens", tmp_path / "t", "--language", f"en={tmp_path / 'quoted.tsv'}")
+    run(*command, "--quoting", "csv", "-o", tmp_path / "q")
+    counts = json.loads((tmp_path / "q" / "tokens.json").read_text())[str(tmp_path / "t")]["en"]
+    assert counts["words"] == 2 and counts["characters"] == len('two"words"')
     run("tokenizer", folder / "en.txt", "--vocab-size", 60, "-o", tmp_path / "w")
 
 

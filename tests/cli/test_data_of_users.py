@@ -128,8 +128,8 @@ def test_the_data_are_described_before_training(base, tmp_path, capsys):
     printed = capsys.readouterr()
     lines = printed.err.splitlines()
     assert lines[0] == (
-        "train: 13 items, 13 sequences of 4 to 6 tokens, median 5; 5 fill all 6, beyond which texts are cut; "
-        "label: pos 8, neg 5"
+        "train: 13 items, 13 sequences of 4 to 6 tokens, median 5; 5 fill all 6, beyond which texts are cut or read "
+        "in windows; label: pos 8, neg 5"
     )
     assert lines[1].startswith("dev: 13 items") and lines[2] == "6 optimiser steps"
     assert any(re.match(r"about \d+s left", line) for line in lines)

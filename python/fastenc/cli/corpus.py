@@ -107,13 +107,14 @@ class Tokens(Command):
     )
     language: tuple[str, ...] = option((), LANGUAGE)
     text: str | None = option(None, COLUMN, "-t")
+    quoting: str | None = option(None, QUOTING)
     output: Path = option(Path("tokens"), "Folder for tokens.json and tokens.png.", "-o")
 
     def run(self) -> None:
         if not self.language:
             raise ValueError("tokens are counted by language: give --language name=file, got none")
         require("matplotlib", extra="plots")  # before the texts are read
-        documents = read_languages(language_files(list(self.language)), self.text)
+        documents = read_languages(language_files(list(self.language)), self.text, self.quoting)
         results: dict[str, dict[str, Fertility]] = {}
         for folder in self.tokenizers:
             loaded = load_tokenizer(folder)

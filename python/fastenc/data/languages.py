@@ -139,10 +139,10 @@ def text_files(path: str) -> list[str]:
 
 
 def read_languages(
-    files: Mapping[str, Sequence[str]], column: str | None = None
+    files: Mapping[str, Sequence[str]], column: str | None = None, quoting: str | None = None
 ) -> dict[str, list[str]]:
-    """The documents of each language. Raises: ValueError as ``read_texts``."""
+    """The documents of each language. column, quoting, Raises: as ``read_texts``."""
     return {
-        language: [text for path in paths for text in read_texts(path, column)]
+        language: [text for path in paths for text in read_texts(path, column, quoting)]
         for language, paths in files.items()
     }

@@ -25,4 +25,8 @@ def describe_lengths(lengths: Sequence[int], room: int) -> str:
     """Number and lengths of sequences, and how many of them have the largest length ``room``."""
     full = sum(length >= room for length in lengths)
     text = f"{len(lengths):,} sequences of {min(lengths)} to {max(lengths)} tokens, median {median(lengths):g}"
-    return f"{text}; {full:,} fill all {room}, beyond which texts are cut" if full else text
+    return (
+        f"{text}; {full:,} fill all {room}, beyond which texts are cut or read in windows"
+        if full
+        else text
+    )
