@@ -1,7 +1,7 @@
 // Products of 8 bits by AVX2 alone. Rows and weights are widened to 16 bits. vpmaddwd multiplies pairs of them and adds the
 // two products, so the integers are those of VNNI. vpmaddubsw takes bytes, but it would saturate.
 
-// So many rows are widened at a time, at most 36 KB. Of widened rows, one load repeats 4 terms.
+// Rows that are widened at a time, at most 36 KB. One load repeats 4 terms of a widened row.
 constexpr int64_t kWideRows = 48;
 
 FASTENC_INLINE __m256i widened_codes(const char* codes) {

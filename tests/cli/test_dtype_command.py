@@ -224,10 +224,6 @@ def test_info_names_layers_with_lora(tmp_path):
 
 def test_what_the_commands_refuse(texts, tmp_path, capsys):
     out = ("-o", tmp_path / "out.npy")
-    text = failure(capsys, "info", "--numerics", "--model", minilm_folder())
-    assert "--numerics measures ops, not a model: leave out --model" in text
-    text = failure(capsys, "tokenizer", texts, "-o", tmp_path / "tokenizer", "--seed", 1)
-    assert "--alpha and --seed are for texts of several languages" in text
     text = failure(capsys, "embed", "model", texts, *out, "--dtype", "int4")
     assert "--dtype must be float32, bfloat16 or int8, got 'int4': give one of them" in text
     text = failure(capsys, "embed", "model", texts, *out, *INT8, "--device", "cuda")

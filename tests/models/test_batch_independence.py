@@ -53,8 +53,8 @@ def skip_where_rows_count(dtype):
         return
     if not gemm.has_vectors():
         pytest.skip("needs AVX2 or AVX-512: other sets compute in PyTorch's products")
-    units_alone = not (gemm.emulates_bfloat16() or gemm.multiplies_pairs())
-    if dtype == torch.bfloat16 and units_alone:
+    ours = gemm.emulates_bfloat16() or gemm.multiplies_pairs()
+    if dtype == torch.bfloat16 and not ours:
         pytest.skip("this processor's many rows of bfloat16 are PyTorch's products")
 
 

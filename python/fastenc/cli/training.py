@@ -6,7 +6,7 @@ from fastenc.cli.outputs import format_metrics
 from fastenc.train import Trainer
 from fastenc.train.fitting import Fitting
 
-# Options that replace another: of a file's value and the command line's, the command line's counts.
+# An option and the one that replaces it. If a file gives the second and the command line the first, the first counts.
 INSTEAD = {
     "epochs": "max_steps",
     "accumulation": "global_batch_size",

@@ -253,12 +253,13 @@ class PretrainedModel(nn.Module):
         }
         if self.task_options:
             values["task_options"] = self.task_options
-        if adapter_checkpoint.is_adapted(self):
+        adapted = adapter_checkpoint.is_adapted(self)
+        if adapted:
             adapter_checkpoint.write(folder, self)
         else:
             checkpoint.write_tensors(folder, self._tensors())
         checkpoint.write_config(folder, values)
-        if not adapter_checkpoint.is_adapted(self):
+        if not adapted:
             adapter_checkpoint.remove(folder)
         self.write_beside(folder)
         self._write_tokenizer(folder)

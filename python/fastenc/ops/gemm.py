@@ -25,6 +25,8 @@ dispatch.declare("batch_invariant_linear", "triton")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """:func:`torch.nn.functional.linear` of x (..., in_features), weight (out_features, in_features) and bias.
 
+    Under autocast the product is PyTorch's, except where PyTorch would emulate bfloat16.
+
     Differentiable: all three.
     """
     if not torch.compiler.is_compiling() and dispatch.is_batch_invariant(x.device.type):

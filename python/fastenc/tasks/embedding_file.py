@@ -22,7 +22,7 @@ from fastenc.tasks.embedding_format import (
     write_array,
 )
 from fastenc.tasks.embedding_table import ParquetTable
-from fastenc.tasks.parts_file import PartsFile, file_stamp, number_format
+from fastenc.tasks.parts_file import PartsFile, file_stamp, run_settings
 
 ID = "id"  # column of a table that names its rows
 
@@ -96,12 +96,7 @@ def embed_file(
     kept = replace(stored, precision="float32") if stored.lacks_ranges else stored
     table = ParquetTable(stored.width, stored.dtype) if output.suffix == ".parquet" else None
     settings = {
-        "model": [
-            model_name,
-            file_stamp(Path(model_name), output.name) if model_name else [],
-            number_format(encoder),
-        ],
-        "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
+        **run_settings(encoder, model_name, inputs, output),
         "options": [text, quoting, store_as, precision, batch_size, options],
         "calibration": calibration
         and [str(calibration), file_stamp(Path(calibration), output.name)],

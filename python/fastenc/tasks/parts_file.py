@@ -11,12 +11,6 @@ from fastenc._base.files import open_locked, write_atomically
 from fastenc.models import PretrainedModel
 from fastenc.models.checkpoint import dtype_name
 
-
-def number_format(model: PretrainedModel) -> str:
-    """What a resumed run must have again: "int8", or the name of the parameters' dtype."""
-    return "int8" if model.in_8_bits else dtype_name(next(model.parameters()).dtype)
-
-
 SECONDS = 3.0  # after which finished items are kept
 
 
@@ -166,3 +160,15 @@ def file_stamp(path: Path, output: str) -> list[list[str | int]]:
     return [
         [f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.name not in left_out
     ]
+
+
+def run_settings(
+    model: PretrainedModel, model_name: str, inputs: str | Path, output: Path
+) -> dict[str, object]:
+    """What a resumed run must have again: the model's files and its weights' format, and the input file."""
+    weights = "int8" if model.in_8_bits else dtype_name(next(model.parameters()).dtype)
+    files = file_stamp(Path(model_name), output.name) if model_name else []
+    return {
+        "model": [model_name, files, weights],
+        "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
+    }

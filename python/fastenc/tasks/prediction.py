@@ -11,7 +11,7 @@ from fastenc._base.files import check_not_input
 from fastenc._base.progress import Counter
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import Task
-from fastenc.tasks.parts_file import PartsFile, file_stamp, number_format
+from fastenc.tasks.parts_file import PartsFile, run_settings
 
 PART = 256  # number of items that are read, encoded and predicted together
 
@@ -46,12 +46,7 @@ def predict_file(
     output = Path(output)
     check_not_input(output, inputs)
     settings = {
-        "model": [
-            model_name,
-            file_stamp(Path(model_name), output.name) if model_name else [],
-            number_format(model),
-        ],
-        "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
+        **run_settings(model, model_name, inputs, output),
         "task": [task.name, asdict(task)],
         "part": PART,
     }

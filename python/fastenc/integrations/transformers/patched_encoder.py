@@ -126,7 +126,9 @@ class PatchedEncoder(Encoder):
             super().save_pretrained(folder)
             return
         self.model.save_pretrained(folder)
-        if not getattr(self.model, "_hf_peft_config_loaded", False):  # else it wrote PEFT's adapter
+        if not getattr(
+            self.model, "_hf_peft_config_loaded", False
+        ):  # else it has just written PEFT's adapter
             remove(Path(folder))
         self._write_tokenizer(Path(folder))
 

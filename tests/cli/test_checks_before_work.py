@@ -1,0 +1,91 @@
+"""What commands refuse before they begin, and which of two options counts."""
+
+import json
+
+import pytest
+
+from tests.helpers.commands import failure, run
+from tests.helpers.training_run import WORDS, small_model, word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An encoder in "base", and 40 labelled texts."""
+    folder = tmp_path_factory.mktemp("before")
+    small_model("mlm", word_tokenizer()).save_pretrained(folder / "base")
+    rows = (f"the {WORDS[1 + number % 4]} sat\t{number % 2}" for number in range(40))
+    (folder / "train.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return folder
+
+
+def test_a_run_does_not_write_into_the_checkpoint_that_it_trains(folder, capsys):
+    before = {path: path.read_bytes() for path in (folder / "base").iterdir()}
+    output = ("-o", folder / "base")
+    for command in (
+        ("finetune", folder / "base", folder / "train.tsv", *output),
+        ("finetune", folder / "base", folder / "train.tsv", *output, "--adapt", "lora"),
+        ("finetune", folder / "base", folder / "train.tsv", *output, "--overwrite"),
+        (
+            "pretrain",
+            folder / "train.tsv",
+            "--text",
+            "sentence",
+            "--from",
+            folder / "base",
+            *output,
+        ),
+    ):
+        text = failure(capsys, *command)
+        assert "--output must not be the folder of the checkpoint that is trained" in text
+    assert {path: path.read_bytes() for path in (folder / "base").iterdir()} == before
+
+
+def test_an_output_is_no_input_and_no_folder_that_cannot_be_written(folder, tmp_path, capsys):
+    data, ranking = tmp_path / "data.jsonl", tmp_path / "ranking.tsv"
+    data.write_text('{"text": "good film", "sentence1": "good film", "sentence2": "bad film"}\n')
+    ranking.write_text(data.read_text())
+    commands = (
+        ("embed", folder / "base", data, "--sparse", "-o", data),
+        ("rerank", folder / "base", data, data, "-o", data),
+        ("mine", folder / "base", data, "-t", "sentence1", "-t", "sentence2", "-o", data),
+        ("mine", folder / "base", ranking, "--corpus", data, "-o", data),
+    )
+    for command in commands:
+        text = failure(capsys, *command)
+        assert f"the output must not be the input, got {data} for both" in text
+        out = data / "under a file.jsonl"
+        assert str(data) in failure(capsys, *command[:-1], out)
+    assert data.read_text() == ranking.read_text()
+
+
+def test_patience_needs_evaluations(folder, tmp_path, capsys):
+    train = ("finetune", folder / "base", folder / "train.tsv", "-o", tmp_path / "run")
+    text = failure(capsys, *train, "--patience", 2)
+    assert "patience=2 counts evaluations, got no data for them: give dev data" in text
+
+
+def test_the_command_line_stands_above_the_file(folder, tmp_path):
+    (tmp_path / "options.toml").write_text("max-steps = 1\n")
+    train = ("finetune", folder / "base", folder / "train.tsv")
+    run(*train, "-o", tmp_path / "run", "--config", tmp_path / "options.toml", "--epochs", 2)
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["step"] for line in lines) == 4  # 40 texts, 32 a step
+
+
+def test_a_report_without_classes_is_refused_before_the_model_is_loaded(folder, tmp_path, capsys):
+    row = "good film\tbad film\t1\n"
+    (tmp_path / "stsb.tsv").write_text(f"sentence1\tsentence2\tscore\n{row}{row}")
+    task = ("--task", "sentence-embedding", "--similarity", "score")
+    data = tmp_path / "stsb.tsv"
+    run("finetune", folder / "base", data, *task, "-o", tmp_path / "run", "--max-steps", 1)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    text = failure(capsys, "evaluate", tmp_path / "run", data, "--report", tmp_path / "report")
+    assert "sentence-embedding has no classes to report on: leave out the report" in text
+
+
+def test_options_without_effect_are_refused(folder, tmp_path, capsys):
+    text = failure(capsys, "info", "--numerics", "--model", folder / "base")
+    assert "--numerics measures ops, not a model: leave out --model" in text
+    output = ("-o", tmp_path / "tokenizer")
+    text = failure(capsys, "tokenizer", folder / "train.tsv", *output, "--seed", 1)
+    assert "--alpha and --seed are for texts of several languages" in text
