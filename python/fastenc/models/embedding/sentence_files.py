@@ -58,7 +58,7 @@ class SentenceSettings:
         dense: linear layers that are applied in place of a standardization; the last one's width is hidden_size.
             Training leaves them as they are.
         default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
-        similarity: how sentence-transformers compares vectors ("cosine", "dot", ...); kept for the files alone.
+        similarity: how sentence-transformers compares vectors ("cosine", "dot", ...). fastenc only keeps it.
     Raises: ValueError for another pooling.
     """
 
