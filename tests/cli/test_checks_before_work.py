@@ -75,12 +75,29 @@ def test_the_command_line_stands_above_the_file(folder, tmp_path):
 def test_a_report_without_classes_is_refused_before_the_model_is_loaded(folder, tmp_path, capsys):
     row = "good film\tbad film\t1\n"
     (tmp_path / "stsb.tsv").write_text(f"sentence1\tsentence2\tscore\n{row}{row}")
-    task = ("--task", "sentence-embedding", "--similarity", "score")
+    pairs = ("-t", "sentence1", "-t", "sentence2", "--label", "score", "--regression")
     data = tmp_path / "stsb.tsv"
-    run("finetune", folder / "base", data, *task, "-o", tmp_path / "run", "--max-steps", 1)
+    for name, options in (
+        ("sentence-embedding", ("--task", "sentence-embedding", "--similarity", "score")),
+        ("a regression", pairs),
+    ):
+        output = ("-o", tmp_path / name)
+        run("finetune", folder / "base", data, *options, *output, "--max-steps", 1)
+        (tmp_path / name / "model.safetensors").unlink()
+        report = ("--report", tmp_path / "report")
+        text = failure(capsys, "evaluate", tmp_path / name, data, *report)
+        assert f"{name} has no classes to report on: leave out the report" in text
+        assert not (tmp_path / "report").exists()
+
+
+def test_a_report_is_refused_before_the_work_if_its_folder_cannot_be_written(
+    folder, tmp_path, capsys
+):
+    run("finetune", folder / "base", folder / "train.tsv", "-o", tmp_path / "run", "--max-steps", 1)
     (tmp_path / "run" / "model.safetensors").unlink()
-    text = failure(capsys, "evaluate", tmp_path / "run", data, "--report", tmp_path / "report")
-    assert "sentence-embedding has no classes to report on: leave out the report" in text
+    report = folder / "train.tsv" / "under a file"
+    text = failure(capsys, "evaluate", tmp_path / "run", folder / "train.tsv", "--report", report)
+    assert str(folder / "train.tsv") in text and "safetensors" not in text
 
 
 def test_options_without_effect_are_refused(folder, tmp_path, capsys):

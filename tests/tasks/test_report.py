@@ -9,9 +9,10 @@ from seqeval.metrics import classification_report as entity_report
 from sklearn.metrics import classification_report
 from sklearn.metrics import confusion_matrix as theirs
 
+from fastenc.models import SequenceClassifier
 from fastenc.tasks.report import class_figures, confusion_matrix, entity_figures
 from fastenc.text.tags import spans
-from tests.helpers.commands import failure, run
+from tests.helpers.commands import run
 from tests.helpers.training_run import small_model, word_tokenizer
 
 
@@ -67,7 +68,7 @@ def base(tmp_path_factory):
 TEXTS = ["the cat sat", "a dog ran slowly", "the mat"] * 4
 
 
-def test_the_command_writes_classes_confusion_and_mistakes(base, tmp_path, capsys):
+def test_the_command_writes_classes_confusion_and_mistakes(base, tmp_path):
     data, model = tmp_path / "d.tsv", tmp_path / "run"
     labels = ["pos", "neg", "pos"] * 4
     lines = [f"{text}\t{label}" for text, label in zip(TEXTS, labels, strict=True)]
@@ -93,11 +94,19 @@ def test_the_command_writes_classes_confusion_and_mistakes(base, tmp_path, capsy
     assert (
         (tmp_path / "r" / "confusion.tsv").read_text().startswith("true \\ predicted\tneg\tpos\n")
     )
-    numbers = tmp_path / "n.tsv"
-    numbers.write_text("sentence\tlabel\nthe cat\t0.5\na dog\t1.5\n")
-    run("finetune", base, numbers, "-o", tmp_path / "n", "--max-steps", 1, "--regression")
-    text = failure(capsys, "evaluate", tmp_path / "n", numbers, "--report", tmp_path / "x")
-    assert "a regression has no classes to report on" in text and not (tmp_path / "x").exists()
+
+
+def test_a_report_needs_no_second_run_of_the_model(base, tmp_path, monkeypatch):
+    data, model = tmp_path / "d.tsv", tmp_path / "run"
+    data.write_text("sentence\tlabel\nthe cat\tpos\na dog\tneg\nthe mat\tpos\n")
+    run("finetune", base, data, "-o", model, "--max-steps", 1)
+    batches, forward = [], SequenceClassifier.forward
+    counted = lambda self, batch, *given, **named: (
+        batches.append(len(batch.cu_seqlens) - 1) or forward(self, batch, *given, **named)
+    )
+    monkeypatch.setattr(SequenceClassifier, "forward", counted)
+    run("evaluate", model, data, "--report", tmp_path / "r", "--batch-size", 2)
+    assert sorted(batches) == [1, 2]
 
 
 @pytest.mark.parametrize("task", ["token-classification", "span-ner"])

@@ -14,6 +14,7 @@ from fastenc.cli.outputs import (
     checked_dtype,
     device_named,
     format_metrics,
+    make_writable,
     write,
 )
 from fastenc.cli.task_options import all_task_options
@@ -53,17 +54,19 @@ class Evaluate(Command):
         task = task_of_model(self.model, self.task_options)
         if self.report is not None:
             task.check_report()
+            make_writable(self.report)
         model = task.load(self.model, dtype=dtype).to(device)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with columns_for(self.model):
             data = task.read(self.inputs, model)
         examples = task.encode(data, model)
-        metrics = task.evaluate(model, data, examples, self.batch_size, show_progress=None)
+        metrics, predictions = task.measure(
+            model, data, examples, self.batch_size, show_progress=None
+        )
         if self.output is not None:
             write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
         if self.report is not None:
-            predictions = task.predict_encoded(model, data, examples, self.batch_size)
             files = task.report(model, data, predictions)
             for name, lines in files.items():
                 text = "".join(f"{line}\n" for line in lines)

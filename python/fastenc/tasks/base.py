@@ -155,7 +155,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         raise ValueError(f"{self.name} can only predict for files: use fastenc predict")
 
     def check_report(self) -> None:
-        """Raises: ValueError if the task has no classes, before any work."""
+        """Raises: ValueError if there are no classes to report on, before any work."""
         if type(self).report is Task.report:
             raise ValueError(f"{self.name} has no classes to report on: leave out the report")
 
@@ -251,9 +251,22 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
             examples: those of :meth:`encode`.
             fill: see :func:`run`.
         """
+        metrics, _ = self.measure(model, data, examples, batch_size, fill, show_progress)
+        return metrics
+
+    def measure(
+        self,
+        model: Model,
+        data: Data,
+        examples: Sequence[Example],
+        batch_size: int = 32,
+        fill: Fill | None = None,
+        show_progress: bool | None = False,
+    ) -> tuple[dict[str, float], Predictions]:
+        """The metrics of :meth:`evaluate`, and the predictions that they are of; arguments as there."""
         results, loss = self.compute(model, examples, batch_size, show_progress, fill)
         predictions = self.decode(model, data, examples, results)
-        return {"loss": loss, **self.score(model, data, predictions)}
+        return {"loss": loss, **self.score(model, data, predictions)}, predictions
 
     def compute(
         self,

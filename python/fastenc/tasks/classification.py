@@ -163,9 +163,11 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
                 raise ValueError(f"input {index} must be {expected}, got {each!r}")
         return LabelledData(cast(list[str], texts), [], [])
 
-    def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
-        if model.problem_type == "regression":
+    def check_report(self) -> None:
+        if self.regression:
             raise ValueError("a regression has no classes to report on: leave out the report")
+
+    def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:

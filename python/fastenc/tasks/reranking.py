@@ -170,13 +170,13 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         scores = ACTIVATIONS[model.activation](flat)
         return [part.tolist() for part in scores.split([len(each) for each in data.documents])]
 
-    def evaluate(
+    def measure(
         self, model: CrossEncoder, data: RankingData, *given: Any, **options: Any
-    ) -> dict[str, float]:
-        metrics = super().evaluate(model, data, *given, **options)
+    ) -> tuple[dict[str, float], list[list[float]]]:
+        metrics, predictions = super().measure(model, data, *given, **options)
         if self.teacher is not None and not data.teacher:
             del metrics["loss"]  # it needs the teacher's scores
-        return metrics
+        return metrics, predictions
 
     def score(
         self, model: CrossEncoder, data: RankingData, predictions: list[list[float]]

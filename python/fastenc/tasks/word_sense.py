@@ -169,17 +169,17 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
                 predictions[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
         return [predictions[index] for index in range(len(data.targets))]
 
-    def evaluate(
+    def measure(
         self,
         model: WordSenseModel,
         data: SenseData,
         examples: Sequence[SenseExample],
         *arguments: Any,
         **options: Any,
-    ) -> dict[str, float]:
-        metrics = super().evaluate(model, data, examples, *arguments, **options)
+    ) -> tuple[dict[str, float], Sequence[SensePrediction]]:
+        metrics, predictions = super().measure(model, data, examples, *arguments, **options)
         del metrics["loss"]  # the model has no loss; run returns 0
-        return metrics
+        return metrics, predictions
 
     def score(
         self, model: WordSenseModel, data: SenseData, predictions: Sequence[SensePrediction]
