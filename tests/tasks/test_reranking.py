@@ -12,6 +12,7 @@ from fastenc.data import train_tokenizer
 from fastenc.models import CrossEncoder, EncoderConfig
 from fastenc.tasks import Reranking, SparseEmbedding, task_of
 from fastenc.tasks.ranking_metrics import ranking_metrics
+from fastenc.train import TrainConfig, task_trainer
 from tests.helpers.commands import run
 
 TEXTS = {
@@ -223,6 +224,16 @@ def test_from_files_to_files(base, tmp_path):
     del again["loss"]
     measured = json.loads((tmp_path / "metrics.json").read_text())
     assert measured == pytest.approx(again, rel=1e-5)
+    small = ("-o", tmp_path / "small", "--epochs", 1, "--batch-size", 2)
+    run("finetune", base, train, *options, "--dev", alone, *small)
+    chosen = json.loads((tmp_path / "small" / "metrics.json").read_text())
+    del chosen["step"]
+    assert chosen == pytest.approx(measured, rel=1e-5)  # the same training, so the same ranks
+    with pytest.raises(ValueError, match="one of ndcg@10, mrr@10, map, recall@10, got loss"):
+        task = Reranking(loss="margin-mse", teacher="teacher")
+        data = task.read(train)
+        model, config = task.load(base, data), TrainConfig(tmp_path / "none")
+        task_trainer(task, model, data, config, dev=task.read(alone, data), metric="loss")
     for path, count in ((train, 9), (lists, 3)):
         run("predict", output, path, "-o", tmp_path / "scores.jsonl")
         rows = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]

@@ -116,8 +116,11 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """Options of ``model_class.from_pretrained`` for a head that fits the training set, as JSON values."""
 
     @abstractmethod
-    def metrics(self, train: Data) -> tuple[str, ...]:
-        """Names of the metrics, "loss" included. The first one chooses the best checkpoint."""
+    def metrics(self, data: Data) -> tuple[str, ...]:
+        """Names of the metrics of labelled data, with "loss" if they have what it reads.
+
+        The first one chooses the best checkpoint.
+        """
 
     @abstractmethod
     def encode(self, data: Data, model: Model) -> list[Example]:

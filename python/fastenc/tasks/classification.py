@@ -209,7 +209,7 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
         two = len(model.label_names) == 2
         return {"f1": f"f1 of {model.label_names[1]}" if two else "f1 (mean of the classes)"}
 
-    def metrics(self, train: LabelledData) -> tuple[str, ...]:
+    def metrics(self, data: LabelledData) -> tuple[str, ...]:
         return METRICS[self.problem_type]
 
     def encode(self, data: LabelledData, model: SequenceClassifier) -> list[ClassificationExample]:

@@ -78,7 +78,7 @@ class QuestionAnswering(
     def model_options(self, train: Sequence[Question]) -> JsonObject:
         return {}
 
-    def metrics(self, train: Sequence[Question]) -> tuple[str, ...]:
+    def metrics(self, data: Sequence[Question]) -> tuple[str, ...]:
         return ("f1", "exact", "loss")
 
     def encode(self, data: Sequence[Question], model: QuestionAnswerer) -> list[QuestionWindow]:

@@ -87,7 +87,7 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         self, path: str | Path, train: RankingData | CrossEncoder | None = None
     ) -> RankingData:
         teacher = self.teacher
-        if teacher is not None and isinstance(train, CrossEncoder):
+        if teacher is not None and train is not None:
             # The metrics compare the order of the documents with the labels alone.
             _, first = next(numbered_rows(path, [self.query], self.quoting))
             teacher = teacher if teacher in first else None
@@ -132,8 +132,8 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
     def model_options(self, train: RankingData) -> JsonObject:
         return {"loss": self.loss}
 
-    def metrics(self, train: RankingData) -> tuple[str, ...]:
-        return (*METRICS, "loss")
+    def metrics(self, data: RankingData) -> tuple[str, ...]:
+        return (*METRICS, "loss") if self._has_loss(data) else METRICS
 
     def describe_labels(self, data: RankingData) -> str:
         counts = [len(each) for each in data.documents]
@@ -174,9 +174,13 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         self, model: CrossEncoder, data: RankingData, *given: Any, **options: Any
     ) -> tuple[dict[str, float], list[list[float]]]:
         metrics, predictions = super().measure(model, data, *given, **options)
-        if self.teacher is not None and not data.teacher:
-            del metrics["loss"]  # it needs the teacher's scores
+        if not self._has_loss(data):
+            del metrics["loss"]
         return metrics, predictions
+
+    def _has_loss(self, data: RankingData) -> bool:
+        """Whether the data have what the loss reads, which may be a teacher's scores."""
+        return self.teacher is None or bool(data.teacher)
 
     def score(
         self, model: CrossEncoder, data: RankingData, predictions: list[list[float]]

@@ -232,8 +232,8 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         given = {"query": self.query_prompt, "document": self.document_prompt}
         return {**options, "prompts": {k: v for k, v in given.items() if v is not None}}
 
-    def metrics(self, train: TextPairs) -> tuple[str, ...]:
-        return ("spearman", "pearson", "loss") if train.scores else (*METRICS, "recall@1", "loss")
+    def metrics(self, data: TextPairs) -> tuple[str, ...]:
+        return ("spearman", "pearson", "loss") if data.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
         prompt_of = model.settings.prompt_of

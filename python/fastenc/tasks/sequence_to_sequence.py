@@ -117,8 +117,8 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
     def model_options(self, train: TextToTextData) -> JsonObject:
         return {}
 
-    def metrics(self, train: TextToTextData) -> tuple[str, ...]:
-        numbers = ("pearson", "spearman") if numbers_of(train.targets) is not None else ()
+    def metrics(self, data: TextToTextData) -> tuple[str, ...]:
+        numbers = ("pearson", "spearman") if numbers_of(data.targets) is not None else ()
         return ("rouge_l", "chrf", "exact_match", *numbers, "loss")
 
     def metric_titles(self, model: Seq2Seq) -> dict[str, str]:

@@ -153,7 +153,7 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
             "null_offset": self.null_offset or 0.0,
         }
 
-    def metrics(self, train: EntityData) -> tuple[str, ...]:
+    def metrics(self, data: EntityData) -> tuple[str, ...]:
         return ("f1", "precision", "recall", "loss")
 
     def encode(self, data: EntityData, model: SpanClassifier) -> list[SpanExample]:

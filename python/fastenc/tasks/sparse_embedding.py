@@ -85,7 +85,7 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
         names = ("pooling", "max_length", "scale", "query_flops", "document_flops", "gather")
         return {name: getattr(self, name) for name in names}
 
-    def metrics(self, train: TextPairs) -> tuple[str, ...]:
+    def metrics(self, data: TextPairs) -> tuple[str, ...]:
         return (*METRICS, "active_tokens", "loss")
 
     def encode(self, data: TextPairs, model: SparseEncoder) -> list[PairExample]:

@@ -157,8 +157,8 @@ class TokenClassification(Task[TokenClassifier, TaggedData, TaggingExample, list
     def model_options(self, train: TaggedData) -> JsonObject:
         return {"label_names": train.label_names, "crf": self.crf}
 
-    def metrics(self, train: TaggedData) -> tuple[str, ...]:
-        entities = scheme_of(train.label_names) is not None
+    def metrics(self, data: TaggedData) -> tuple[str, ...]:
+        entities = scheme_of(data.label_names) is not None
         return (*(("f1", "precision", "recall") if entities else ()), "accuracy", "loss")
 
     def encode(self, data: TaggedData, model: TokenClassifier) -> list[TaggingExample]:

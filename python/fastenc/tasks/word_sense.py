@@ -93,7 +93,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
     def model_options(self, train: SenseData) -> JsonObject:
         return {} if self.word_layers is None else {"layers": self._layers()}
 
-    def metrics(self, train: SenseData) -> tuple[str, ...]:
+    def metrics(self, data: SenseData) -> tuple[str, ...]:
         return ("f1", "accuracy", "macro_accuracy")
 
     def encode(self, data: SenseData, model: WordSenseModel) -> list[SenseExample]:

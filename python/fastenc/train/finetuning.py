@@ -40,7 +40,7 @@ def task_trainer(
         train, dev: data as the task reads it. ``dev`` chooses the best checkpoint; None: the last weights are the
             result.
         config: if it has no learning rate, that of :func:`fastenc.train.fine_tuning_lr` is used.
-        metric: one of ``task.metrics(train)``; None: the first.
+        metric: one of ``task.metrics(dev)``; None: the first.
         features: folder of the encoder's outputs, to train the head alone. The encoder must be frozen. The outputs are
             computed in the first run on these data (:func:`fastenc.adapt.cache_features`). None: no such cache.
         features_dtype: dtype of the files in ``features``.
@@ -59,7 +59,7 @@ def task_trainer(
         stored_task = replace(task, max_length=task.room(model))
     # Set before the texts are encoded, because encoding uses them. They replace the options of an earlier training.
     model.task_options = json.loads(json.dumps(stored_task.options_to_keep(train)))
-    known = task.metrics(train)
+    known = task.metrics(train if dev is None else dev)
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {metric}")
     metric = metric or known[0]
