@@ -10,7 +10,13 @@ from huggingface_hub import ModelCard
 from fastenc.train.model_card import Origin, hub_name, model_card
 from fastenc.train.processes import process_state
 from tests.helpers.commands import failure, run
-from tests.helpers.training_run import build, documents, small_model, word_tokenizer
+from tests.helpers.training_run import (
+    build,
+    documents,
+    small_model,
+    tokenizer_of,
+    word_tokenizer,
+)
 
 
 def test_a_saved_model_has_a_card(tmp_path):
@@ -85,6 +91,23 @@ def test_the_code_of_a_pretrained_models_card_runs(tmp_path):
     namespace: dict = {}
     exec(code, namespace)
     assert namespace["vectors"].shape == (2, 32)
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mlm+nsp", "span", "electra"])
+def test_a_pretrained_model_that_transformers_loads_with_a_masked_lm_fills_masks(
+    objective, tmp_path
+):
+    import transformers
+
+    model = small_model(objective, tokenizer_of(objective))
+    model.save_pretrained(tmp_path)
+    settings = {"objective": objective}
+    card = ModelCard(model_card(tmp_path, model, settings, [], {"loss": 1.0}))
+    _, found = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    fills = not found["missing_keys"]
+    assert fills == (objective != "electra")
+    assert card.data.pipeline_tag == ("fill-mask" if fills else None)
+    assert card.data.eval_results[0].task_type == ("fill-mask" if fills else objective)
 
 
 def test_the_device_of_a_run(tmp_path, capsys):

@@ -11,7 +11,7 @@ import fastenc
 from fastenc._base import provenance
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
-from fastenc.models import Seq2Seq
+from fastenc.models import MaskedLM, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 
 NAME = "README.md"
@@ -92,17 +92,13 @@ def model_card(
     origin = origin or Origin()
     config, titles = model.config, titles or {}
     task = cast("str | None", settings.get("task"))
-    whole = isinstance(model, Seq2Seq)
-    kind, pretrained = (
-        ("encoder-decoder", "text2text-generation") if whole else ("encoder", "fill-mask")
-    )
-    pipeline = PIPELINES.get(task) if task else pretrained
+    learnt = task or str(settings.get("objective", "mlm"))
+    kind = "encoder-decoder" if isinstance(model, Seq2Seq) else "encoder"
+    pipeline = PIPELINES.get(task) if task else _pipeline_of_pretrained(model)
     base = origin.base or model.base
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = settings.get("trained parameters", parameters)
-    about = (
-        f"fine-tuned for {task}" if task else f"pretrained by {settings.get('objective', 'mlm')}"
-    )
+    about = f"fine-tuned for {learnt}" if task else f"pretrained by {learnt}"
     usage = VECTORS if task in (None, "sentence-embedding") else PREDICTOR
     training = {
         "date": provenance.today(),
@@ -114,7 +110,7 @@ def model_card(
     measured_on = f"On {_code(origin.dev) if origin.dev else 'held-out data'}{number}:"
     results = {titles.get(name, name): _number(value) for name, value in metrics.items()}
     sections = [
-        f"---\n{_metadata(folder, task, pipeline, base, metrics, titles, origin, held_out)}\n---",
+        f"---\n{_metadata(folder, learnt, pipeline, base, metrics, titles, origin, held_out)}\n---",
         f"# {folder.resolve().name}",
         f"A {config.family} {kind}, {about}: {config.num_layers} layers, {config.hidden_size} wide, {parameters:,} "
         f"parameters, {trained:,} of them trained. Made with fastenc {fastenc.__version__}.",
@@ -161,9 +157,16 @@ def hub_name(base: str | None) -> str | None:
     return base if is_name and not Path(str(base)).exists() else None
 
 
+def _pipeline_of_pretrained(model: PretrainedModel) -> str | None:
+    """The pipeline tag of a model that no task has fine-tuned; None: a discriminator has no pipeline."""
+    if isinstance(model, Seq2Seq):
+        return "text2text-generation"
+    return "fill-mask" if isinstance(model, MaskedLM) else None
+
+
 def _metadata(
     folder: Path,
-    task: str | None,
+    learnt: str,
     pipeline: str | None,
     base: str | None,
     metrics: Mapping[str, float],
@@ -176,7 +179,7 @@ def _metadata(
     name = Path(origin.dev).name if origin.dev else "held-out data"
     results = [
         hub.EvalResult(
-            task_type=pipeline or str(task),
+            task_type=pipeline or learnt,
             dataset_type=name,
             dataset_name=name,
             dataset_args=None if held_out is None else {"num_examples": held_out},
