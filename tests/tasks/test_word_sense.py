@@ -125,8 +125,13 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
         [(word, position, text) for word, position, _, text in rows(slice(2, 3))],
         "word\tindex\tsentence",
     )
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    command = card.split("```sh\nfastenc ")[1].split("\n```")[0].split()
+    run_command(
+        *[str(unlabelled) if word == "words.tsv" else word for word in command[:-1]],
+        str(tmp_path / "out.tsv"),
+    )
     run_command("predict", run, str(unlabelled), "-o", str(tmp_path / "out.jsonl"))
-    run_command("predict", run, str(unlabelled), "-o", str(tmp_path / "out.tsv"))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["lemma"] for line in lines] == ["bank", "bank", "spring", "spring"]
     right = np.mean([a["sense"] == b[2] for a, b in zip(lines, rows(slice(2, 3)), strict=True)])

@@ -32,7 +32,8 @@ def test_a_saved_model_has_a_card(tmp_path):
     assert card.data.pipeline_tag == "text-classification"
     assert card.data.base_model is None, "a folder is no name on the hub"
     results = {result.metric_type: result for result in card.data.eval_results}
-    assert set(results) == set(metrics) - {"step"}
+    # Hugging Face's name of the coefficient.
+    assert set(results) == {*metrics, "matthews_correlation"} - {"step", "mcc"}
     accuracy = results["accuracy"]
     assert accuracy.metric_value == metrics["accuracy"] and accuracy.dataset_name == "d.tsv"
     assert (

@@ -26,19 +26,28 @@ PIPELINES = {
     "seq2seq": "text2text-generation",
 }
 # Metric → its name among the metrics of Hugging Face's hub, where the two differ.
-METRICS = {"pearson": "pearsonr", "spearman": "spearmanr", "matthews": "matthews_correlation"}
+METRICS = {"pearson": "pearsonr", "spearman": "spearmanr", "mcc": "matthews_correlation"}
 # Settings that a resumed run compares, but that say nothing to a reader or stand elsewhere in the card.
 NOT_SHOWN = re.compile(
     r"model\..*|data|task|held_out|.* texts|label_names|problem_type|trained parameters|micro-batches a step.*"
 )
-PREDICTOR = """import fastenc
+PREDICTOR = """```python
+import fastenc
 
 predictor = fastenc.predictor("{folder}")
-predictions = predictor.predict([...])"""
-VECTORS = """from fastenc import Encoder
+predictions = predictor.predict([...])
+```"""
+VECTORS = """```python
+from fastenc import Encoder
 
 encoder = Encoder.from_pretrained("{folder}")
-vectors = encoder.encode(["a text", "another"])"""
+vectors = encoder.encode(["a text", "another"])
+```"""
+FILES = """```sh
+fastenc predict {folder} words.tsv -o senses.tsv
+```"""
+# Task → its code; None: a pretrained model. The other tasks have PREDICTOR.
+USAGES = {None: VECTORS, "sentence-embedding": VECTORS, "word-sense": FILES}
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,6 @@ def model_card(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = settings.get("trained parameters", parameters)
     about = f"fine-tuned for {learnt}" if task else f"pretrained by {learnt}"
-    usage = VECTORS if task in (None, "sentence-embedding") else PREDICTOR
     training = {
         "date": provenance.today(),
         "command": _code(provenance.command() or "called from Python"),
@@ -122,7 +130,7 @@ def model_card(
         "## Training",
         _table(training, "setting"),
         "## Use",
-        f"```python\n{usage.format(folder=folder)}\n```",
+        USAGES.get(task, PREDICTOR).format(folder=folder),
     ]
     return "\n\n".join(sections) + "\n"
 
