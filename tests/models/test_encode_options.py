@@ -78,6 +78,21 @@ def test_texts_are_cut_where_max_tokens_says(folder, tmp_path):
         encoder.max_tokens = 33
 
 
+def test_a_tokenizer_without_a_limit_leaves_the_models_positions(folder, tmp_path):
+    for name, limit in (("sentence_bert_config.json", None), ("tokenizer_config.json", 1e30)):
+        values = json.loads((folder / name).read_text())
+        values.pop("max_seq_length", None)
+        (folder / name).write_text(
+            json.dumps(values | ({"model_max_length": limit} if limit else {}))
+        )
+    long = "a small dog runs " * 30
+    encoder = Encoder.from_pretrained(folder)
+    encoder.save_pretrained(tmp_path / "again")
+    peer = sentence_transformer(tmp_path / "again")
+    assert encoder.max_tokens == peer.max_seq_length == 32
+    numpy.testing.assert_allclose(encoder.encode(long), peer.encode(long), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_precisions_are_sentence_transformers(folder, precision):
     from sentence_transformers.util import quantize_embeddings

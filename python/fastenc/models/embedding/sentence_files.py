@@ -19,7 +19,12 @@ from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import NOT_NEGATIVE, Rule, check
-from fastenc.models.checkpoint import read_any_json, read_json, read_tensor_file
+from fastenc.models.checkpoint import (
+    read_any_json,
+    read_json,
+    read_tensor_file,
+    tokenizer_length,
+)
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.dense import Dense
 from fastenc.models.embedding.standardization import Standardization
@@ -253,12 +258,9 @@ def _pooling(values: JsonObject) -> str | None:
 
 def max_length_in(folder: Path) -> int | None:
     """The largest number of tokens of a text; newer sentence-transformers have it in the tokenizer's file."""
-    for name, key in ((TEXT, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        values = json_in(folder / name) if (folder / name).exists() else {}
-        check(values, {key: NOT_NEGATIVE.or_none()}, f"{folder / name}: ")
-        if values.get(key):
-            return int(values[key])
-    return None
+    values = json_in(folder / TEXT) if (folder / TEXT).exists() else {}
+    check(values, {"max_seq_length": NOT_NEGATIVE.or_none()}, f"{folder / TEXT}: ")
+    return int(values.get("max_seq_length") or 0) or tokenizer_length(folder)
 
 
 def _equal_weights(folder: Path, num_layers: int) -> bool:
