@@ -84,7 +84,9 @@ def best_threshold(
 
 
 def _answers(question: Question) -> list[str]:
-    return [answer.text for answer in question.answers] or [""]
+    """The answers that have words. evaluate-v2.0 drops the others: a "." in SQuAD would equal "no answer"."""
+    texts = [answer.text for answer in question.answers]
+    return [text for text in texts if normalized_words(text)] or [""]
 
 
 def _best_scores(question: Question, predictions: Mapping[str, str]) -> tuple[float, float]:
