@@ -138,6 +138,10 @@ def test_training_stops_after_evaluations_without_a_better_one(tmp_path):
     assert trainer.step == 4 and metrics == {"loss": 2.0} and trainer.best["step"] == 2
     state = json.loads((tmp_path / "early" / "checkpoint-00000004" / "state.json").read_text())
     assert state["evaluations since best"] == 2
+    log = (tmp_path / "early" / "log.jsonl").read_text()
+    again, same = run("early")  # its next loss would be better
+    assert again.step == 4 and same == metrics
+    assert (tmp_path / "early" / "log.jsonl").read_text() == log
 
 
 def test_training_needs_no_matplotlib(tmp_path):

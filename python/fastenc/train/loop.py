@@ -244,6 +244,8 @@ class Trainer:
             checkpoints.remove_run(self.output_dir)
 
     def _run(self) -> None:
+        if self._out_of_patience():  # a run that was resumed after its end
+            return
         config, self.statistics = self.config, _Statistics()
         main, first, plotted = self.accelerator.is_main_process, self.step, time.monotonic()
         remaining = islice(self._batches_of_steps(), self.total_steps - self.step)
@@ -300,13 +302,18 @@ class Trainer:
                 if main:
                     self._plot()
                 self._raise_interrupted()
-            if config.patience and self.evaluations_since_best >= config.patience:
-                self._print(
-                    f"stopped at step {self.step:,}: {config.patience} evaluations without an improvement"
-                )
+            if self._out_of_patience():
                 return
             if self.step - first == STEPS_TO_ESTIMATE and self.statistics.steps and not last:
                 self._print(f"about {_duration(self._time_left())} left")
+
+    def _out_of_patience(self) -> bool:
+        """Whether to stop because the evaluations no longer improve."""
+        patience = self.config.patience
+        if patience is None or self.evaluations_since_best < patience:
+            return False
+        self._print(f"stopped at step {self.step:,}: {patience} evaluations without an improvement")
+        return True
 
     def _interrupted(self) -> bool:
         """Whether to stop because of a signal. With several processes, all decide by the votes that were read last."""
