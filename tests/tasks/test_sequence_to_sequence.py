@@ -164,5 +164,5 @@ def test_a_killed_run_with_other_targets_is_not_resumed(folder, tmp_path):
     one = TextToTextData([a for a, _ in ROWS], [b for _, b in ROWS])
     other = TextToTextData(one.sources, one.targets[::-1])
     task_trainer(task, model, one, config).train()
-    with pytest.raises(ValueError, match="was written with train texts"):
+    with pytest.raises(ValueError, match="was written with train examples"):
         task_trainer(task, model, other, config).train(resume=True)

@@ -5,10 +5,18 @@ import signal
 
 import pytest
 
+from fastenc.tasks import TASKS
+from fastenc.train import TrainConfig, task_trainer
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from tests.helpers.processes import python
-from tests.helpers.training_run import assert_bitwise_equal, build, weights
+from tests.helpers.training_run import (
+    assert_bitwise_equal,
+    build,
+    small_model,
+    weights,
+    word_tokenizer,
+)
 
 LOOP, CHECKPOINT = "fastenc.train.loop:Trainer", "fastenc.train.checkpoint"
 # (owner, function, call): the run dies at the start of this call. Checkpoints: steps 3, 6, 7, 9, 12, 14, 15, 18, 21.
@@ -57,3 +65,53 @@ def test_killed_and_resumed_gives_the_same_weights(uninterrupted, killed_runs, d
         assert ours == theirs
     names = [sorted(path.name for path in f.iterdir()) for f in (folder, expected_folder)]
     assert names[0] == names[1], "the kill left something behind"
+
+
+def question(answer, start):
+    answers = {"text": [answer], "answer_start": [start]}
+    row = {"id": "a", "question": "who ?", "context": "the cat sat", "answers": answers}
+    return json.dumps(row) + "\n"
+
+
+# Task → options, name of the file, two contents that differ in labels alone.
+OTHER_LABELS = {
+    "sequence-classification": (
+        {},
+        "d.tsv",
+        "sentence\tlabel\na cat\t1\na dog\t0\nthe mat\t0\na cat\t1\n",
+        "sentence\tlabel\na cat\t1\na dog\t1\nthe mat\t0\na cat\t0\n",
+    ),
+    "token-classification": ({}, "d.conll", "the O\ncat B-X\n", "the B-X\ncat O\n"),
+    "span-ner": ({}, "d.conll", "the O\ncat B-X\n", "the B-X\ncat O\n"),
+    "question-answering": ({"stride": 4}, "d.jsonl", question("cat", 4), question("sat", 8)),
+    "sentence-embedding": (
+        {"similarity": "score"},
+        "d.tsv",
+        "sentence1\tsentence2\tscore\na\tb\t1\nc\td\t0\n",
+        "sentence1\tsentence2\tscore\na\tb\t1\nc\td\t0.5\n",
+    ),
+    "rerank": (
+        {},
+        "d.tsv",
+        "query\tdocument\tlabel\na\tcat\t1\na\tdog\t0\n",
+        "query\tdocument\tlabel\na\tcat\t0\na\tdog\t1\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", OTHER_LABELS)
+def test_a_run_is_not_resumed_with_other_labels(task, tmp_path):
+    options, name, one, other = OTHER_LABELS[task]
+    small_model("mlm", word_tokenizer()).save_pretrained(tmp_path / "base")
+    chosen = TASKS[task](**options)
+    config = TrainConfig(str(tmp_path / "run"), max_steps=1)
+
+    def trainer(text):
+        (tmp_path / name).write_text(text)
+        data = chosen.read(tmp_path / name)
+        return task_trainer(chosen, chosen.load(tmp_path / "base", data), data, config)
+
+    trainer(one).train()
+    with pytest.raises(ValueError, match="was written with train examples='checksum"):
+        trainer(other).train(resume=True)
+    trainer(one).train(resume=True)

@@ -346,9 +346,12 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
 
-    def texts_of(self, example: Example) -> Sequence[int]:
-        """The token ids of an example by which a resumed run is compared with its checkpoint."""
-        return example.input_ids
+    def read_of(self, example: Example) -> object:
+        """What an example has from the data, by which a resumed run is compared with its checkpoint.
+
+        What another model has computed, such as a teacher, may differ between machines and is left out.
+        """
+        return example
 
     def sequence_lengths(self, example: Example) -> list[int]:
         """The number of tokens of each sequence that a batch has of an example."""

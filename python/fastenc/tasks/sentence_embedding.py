@@ -247,6 +247,9 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
             return [e._replace(guide=rows) for e, rows in zip(examples, vectors, strict=True)]
         return examples
 
+    def read_of(self, example: PairExample) -> PairExample:
+        return example._replace(teacher=None, guide=None)
+
     def collate(self, examples: Sequence[PairExample]) -> ModelArguments:
         return collate_pairs(examples, self.tokens_at_once)
 

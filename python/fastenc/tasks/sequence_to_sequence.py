@@ -156,9 +156,6 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
             )
         return self.max_target_length
 
-    def texts_of(self, example: TextToTextExample) -> list[int]:
-        return [*example.input_ids, *(example.labels or [])]
-
     def collate(self, examples: Sequence[TextToTextExample]) -> ModelArguments:
         arguments = collate_text_to_text(examples)
         if self.label_smoothing and "labels" in arguments:

@@ -222,6 +222,18 @@ def tokens_checksum(sequences: Iterable[Sequence[int]]) -> str:
     return f"checksum {checksum:08x}"
 
 
+def examples_checksum(examples: Iterable[object]) -> str:
+    """A checksum of examples, labels included, by which a resumed run is compared with its checkpoint.
+
+    Args:
+        examples: of numbers, texts and lists of them, whose ``repr`` is exact.
+    """
+    checksum = 0
+    for example in examples:
+        checksum = zlib.crc32(repr(example).encode(), checksum)
+    return f"checksum {checksum:08x}"
+
+
 def check_same(stored: dict[str, object], current: dict[str, object], where: str) -> None:
     """Raises: ValueError with the first setting in which a checkpoint's run and this one differ.
 

@@ -14,7 +14,7 @@ from fastenc.packing import ModelArguments
 from fastenc.tasks import Task
 from fastenc.tasks.base import Fill, TokenSequence
 from fastenc.tasks.summary import describe_lengths
-from fastenc.train.config import TrainConfig, fine_tuning_lr, tokens_checksum
+from fastenc.train.config import TrainConfig, examples_checksum, fine_tuning_lr
 from fastenc.train.fitting import Fitting
 from fastenc.train.loop import Trainer
 from fastenc.train.model_card import Origin
@@ -111,9 +111,9 @@ def task_trainer(
             "task": task.name,
             **asdict(task),
             **task.model_options(train),
-            "train texts": tokens_checksum(map(task.texts_of, examples)),
+            "train examples": examples_checksum(map(task.read_of, examples)),
             "held_out": len(held_out),
-            "held-out texts": tokens_checksum(map(task.texts_of, held_out)),
+            "held-out examples": examples_checksum(map(task.read_of, held_out)),
             **({} if features is None else {"features": str(features_dtype)}),
         },
     )

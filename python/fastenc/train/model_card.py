@@ -29,7 +29,8 @@ PIPELINES = {
 METRICS = {"pearson": "pearsonr", "spearman": "spearmanr", "mcc": "matthews_correlation"}
 # Settings that a resumed run compares, but that say nothing to a reader or stand elsewhere in the card.
 NOT_SHOWN = re.compile(
-    r"model\..*|data|task|held_out|.* texts|label_names|problem_type|trained parameters|micro-batches a step.*"
+    r"model\..*|data|task|held_out|.* (texts|examples)|label_names|problem_type|trained parameters|"
+    r"micro-batches a step.*"
 )
 PREDICTOR = """```python
 import fastenc
