@@ -173,6 +173,15 @@ def test_regression_predicts_numbers(folder, pretrained):
     errors = [(r["prediction"] - y) ** 2 for r, y in zip(rows, targets, strict=True)]
     assert sum(errors) / len(errors) == pytest.approx(metrics["loss"], rel=1e-3)
     assert metrics["loss"] < 2, "the variance of the targets is 4"
+    # transformers takes a head with one label for a regression, and need not say so in config.json.
+    config = json.loads((output / "config.json").read_text())
+    dropped = ("problem_type", "task_options")
+    (output / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in dropped})
+    )
+    run("evaluate", output, data, "-o", folder / "again.json")
+    again = json.loads((folder / "again.json").read_text())
+    assert again == pytest.approx({name: metrics[name] for name in again}, rel=1e-4)
 
 
 def test_several_labels_a_text(folder, pretrained):

@@ -146,7 +146,9 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
 
     @classmethod
     def options_kept(cls, hf_config: JsonObject) -> JsonObject:
-        problem_type = hf_config.get("problem_type")  # transformers writes it too
+        problem_type = hf_config.get("problem_type")  # transformers writes it in training
+        if problem_type is None and len(cast(JsonObject, hf_config.get("id2label") or {})) == 1:
+            problem_type = "regression"  # as SequenceClassifier and transformers take it
         from_kind = {
             "regression": problem_type == "regression",
             "multi_label": problem_type == "multi_label_classification",
