@@ -117,6 +117,18 @@ def test_marginals_are_those_of_all_paths(instruction_set):
     torch.testing.assert_close(marginals.sum(1), torch.ones(5), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["cpp", "reference"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_marginals_of_tensors_of_inference_mode(impl, inside):
+    values, _, cu_seqlens = inputs(5, (4, 0, 3))
+    emissions, start, end, transitions = (value.detach() for value in values)
+    expected = crf_marginals(emissions, cu_seqlens, start, end, transitions, impl="reference")
+    with torch.inference_mode():
+        given = [x.clone() for x in (emissions, cu_seqlens, start, end, transitions)]
+    with torch.inference_mode(inside):
+        torch.testing.assert_close(crf_marginals(*given, impl=impl), expected)
+
+
 @BOTH
 @pytest.mark.parametrize("num_tags", [2, 9, 25])
 def test_best_path_and_its_score(instruction_set, num_tags, lengths):
