@@ -2,6 +2,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,19 @@ def test_a_run_is_replaced_when_that_is_asked_for(uninterrupted, tmp_path):
         line.get("step") for line in read_log(whole / "log.jsonl")
     ]
     build(tmp_path / "new", max_steps=1).train(overwrite=True)  # also if there is no earlier run
+
+
+def test_a_model_without_checkpoints_is_replaced_only_when_that_is_asked_for(tmp_path):
+    build(tmp_path, max_steps=1).train()
+    for folder in checkpoints.checkpoints(tmp_path):  # to save space, say
+        shutil.rmtree(folder)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for resume in (False, True):
+        with pytest.raises(ValueError, match=r"holds a model, and no checkpoint .* overwrite=True"):
+            build(tmp_path, max_steps=2).train(resume=resume)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    build(tmp_path, max_steps=2).train(overwrite=True)
+    assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 2
 
 
 def test_resuming_with_other_settings_is_refused(uninterrupted):

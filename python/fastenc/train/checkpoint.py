@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import flush
+from fastenc.models.checkpoint import CONFIG
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.train.optimizer_files import read_optimizer, write_optimizer
 from fastenc.train.output_lock import output_lock
@@ -110,8 +111,8 @@ def open_output(output_dir: Path, resume: bool, overwrite: bool = False) -> Iter
 def check_free(output_dir: Path, resume: bool, overwrite: bool = False) -> Path | None:
     """The checkpoint from which a run in ``output_dir`` continues; None if it starts.
 
-    Raises: ValueError if there is a checkpoint and neither ``resume`` nor ``overwrite`` is True, if both are, or if
-        there is no folder and ``resume`` is True.
+    Raises: ValueError if there is a checkpoint and neither ``resume`` nor ``overwrite`` is True, if both are, if there
+        is no folder and ``resume`` is True, or if there is a model without a checkpoint and ``overwrite`` is False.
     """
     if resume and overwrite:
         raise ValueError(
@@ -129,6 +130,11 @@ def check_free(output_dir: Path, resume: bool, overwrite: bool = False) -> Path 
         raise ValueError(
             f"{output_dir} holds a run ({latest.name}): continue it with resume=True, replace it with overwrite=True, "
             "or give another output folder"
+        )
+    if latest is None and (output_dir / CONFIG).exists():
+        raise ValueError(
+            f"{output_dir} holds a model, and no checkpoint of a run that could be continued: replace the model with "
+            "overwrite=True, or give another output folder"
         )
     return latest
 

@@ -222,8 +222,9 @@ class Trainer:
             resume: continue from the newest checkpoint in the output folder; if the folder has none, start.
             overwrite: delete the run that the output folder has, and start.
         Returns: the metrics of the best evaluation; {} without ``evaluate``.
-        Raises: ValueError if the output folder has a checkpoint and neither ``resume`` nor ``overwrite`` is True, does
-            not exist and ``resume`` is True, is used by another process, or has a checkpoint of other settings.
+        Raises: ValueError if the output folder has a checkpoint and neither ``resume`` nor ``overwrite`` is True, has a
+            model without a checkpoint and ``overwrite`` is False, does not exist and ``resume`` is True, is used by
+            another process, or has a checkpoint of other settings.
             FloatingPointError if the loss or the gradient is not finite. OSError if a checkpoint cannot be written.
             TrainingInterrupted after SIGINT or SIGTERM, when a checkpoint of the last step has been written.
         """
