@@ -159,7 +159,7 @@ class Run:
         peer = PEERS[self.name](str(self.folder / "first"), self.teacher_folder)
         trainer, config, last = self.trainer, self.config, self.study.peer_steps
         optimizer = build_optimizer(peer.model, config)
-        batches = chain.from_iterable(map(trainer.sampler.epoch, count()))
+        batches = chain.from_iterable(map(trainer.schedule.sampler.epoch, count()))
         curves: Curves = {}
         begin = time.process_time()
         for step, indices in enumerate(batches):

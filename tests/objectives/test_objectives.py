@@ -37,7 +37,7 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
     trainer.evaluate = None
     # A smaller last batch, so that the counts of every part differ.
     windows = [[[0, 1, 2], [3]]]
-    trainer._batches_of_steps = lambda: iter(windows)
+    trainer.schedule.batches_from = lambda step: iter(windows)
     reference = small_model(name, model.tokenizer)
     reference.load_state_dict(model.state_dict())
     trainer.train()

@@ -32,7 +32,7 @@ def test_the_log_has_tokens_per_second_and_steps_per_day(tmp_path):
     run(tmp_path)
     trainer = build(tmp_path / "other")
     lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
-    for line, window in zip(lines, trainer._batches_of_steps(), strict=False):
+    for line, window in zip(lines, trainer.schedule.batches_from(0), strict=False):
         tokens = sum(len(trainer.examples[index]) for batch in window for index in batch)
         seconds = 86400 / line["steps_per_day"]
         assert line["tokens_per_s"] * seconds == pytest.approx(tokens)

@@ -45,12 +45,14 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
 def test_the_log_counts_passes_that_are_done(tmp_path):
     trainer = build(tmp_path, batch_size=None, batch_tokens=30)
     trainer.train()
-    steps = [trainer._steps(epoch) for epoch in range(3)]
+    steps = [trainer.schedule.steps(epoch) for epoch in range(3)]
     expected = [e + done / steps[e] for e in range(3) for done in range(1, steps[e] + 1)]
     lines = read_log(tmp_path / "log.jsonl")
     assert [line["epoch"] for line in lines if "epoch" in line] == expected
     assert expected[-1] == 3.0
-    assert trainer.sampler._counts.keys() == {0, 1, 2}, "counting an epoch costs a pass over it"
+    assert trainer.schedule.sampler._counts.keys() == {0, 1, 2}, (
+        "counting an epoch costs a pass over it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
         gradients.update({n: p.grad.clone() for n, p in model.named_parameters()}),
         step(),
     )
-    first = list(trainer.sampler.epoch(0))[:2]
+    first = list(trainer.schedule.sampler.epoch(0))[:2]
     reference = MaskedLM(model.config)
     reference.load_state_dict(model.state_dict())
     trainer.evaluate = None

@@ -6,10 +6,10 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -37,6 +37,8 @@ from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.plot import plot_log
 from fastenc.train.processes import on_main_process, process_state, together
+from fastenc.train.schedule import Schedule
+from fastenc.train.step_statistics import StepStatistics
 from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
 
 Collate = Callable[[Sequence[Any], int], ModelArguments]
@@ -152,8 +154,7 @@ class Trainer:
         self.origin, self.held_out = origin, held_out
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
-        # All processes have the same order of micro-batches, whatever their number.
-        self.sampler = BatchSampler(
+        sampler = BatchSampler(
             lengths,
             config.batch_size,
             batch_tokens=config.batch_tokens,
@@ -161,8 +162,8 @@ class Trainer:
             shuffle=True,
             seed=config.seed,
         )
-        self.micro_batches = config.micro_batches(self.processes) * self.processes
-        self.total_steps = config.max_steps or sum(map(self._steps, range(config.epochs)))
+        self.schedule = Schedule(sampler, config.micro_batches(self.processes) * self.processes)
+        self.total_steps = config.max_steps or sum(map(self.schedule.steps, range(config.epochs)))
         self.warmup_steps = config.warmup_of(self.total_steps)
         # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
@@ -178,7 +179,6 @@ class Trainer:
         self.recorded_steps = self._record_steps() if config.graph else None
         self.reads_every_step = device.type == "cpu"  # there is no device to wait for
         self.step = 0
-        self._epoch = self._epoch_start = 0
         self.best: Best | None = None
         self.evaluations_since_best = 0
         self.interruption = Interruption()
@@ -189,7 +189,7 @@ class Trainer:
             "metric": metric,
             "trained parameters": trained,
             "data": f"{len(examples)} examples of {int(lengths.sum())} tokens (checksum {_checksum(lengths):08x})",
-            "micro-batches a step (accumulation * processes)": self.micro_batches,
+            "micro-batches a step (accumulation * processes)": self.schedule.micro_batches,
         }
         self.fingerprint = json.loads(json.dumps(fingerprint))
 
@@ -247,9 +247,9 @@ class Trainer:
     def _run(self) -> None:
         if self._out_of_patience():  # a run that was resumed after its end
             return
-        config, self.statistics = self.config, _Statistics()
+        config, self.statistics = self.config, StepStatistics()
         main, first, plotted = self.accelerator.is_main_process, self.step, time.monotonic()
-        remaining = islice(self._batches_of_steps(), self.total_steps - self.step)
+        remaining = islice(self.schedule.batches_from(self.step), self.total_steps - self.step)
         bar = progress_bar(
             prefetch(self._collate_step, enumerate(remaining, self.step)),
             "training",
@@ -265,28 +265,15 @@ class Trainer:
             self._optimiser_step(batches)
             self.step += 1
             last = self.step == self.total_steps
-            epoch, done = self._position()
-            steps = self._steps(epoch)
+            epoch, done = self.schedule.position(self.step)
+            steps = self.schedule.steps(epoch)
             logs = self.step % config.log_every == 0 or last
             evaluates = config.evaluation_due(self.step, done, steps) or last
             saves = evaluates or (config.save_every and self.step % config.save_every == 0)
             if logs or saves:
                 self._read_statistics()
             if logs:
-                line = self.statistics.close()
-            if logs and main:
-                if shows_bar:
-                    bar.set_postfix({name: _short(value) for name, value in line.items()})
-                self._write(
-                    f"left {_duration(self._time_left())}",
-                    epoch=epoch + done / steps,
-                    # That of the weights, without the factor for a mix of layers.
-                    learning_rate=max(
-                        float(group["lr"]) / max(group["lr_scale"], 1.0)
-                        for group in self.optimizer.param_groups
-                    ),
-                    **line,
-                )
+                self._log(epoch + done / steps, bar if shows_bar else None)
             if evaluates:
                 self._evaluate()
                 if main and time.monotonic() - plotted > SECONDS_BETWEEN_PLOTS:
@@ -316,6 +303,21 @@ class Trainer:
         self._print(f"stopped at step {self.step:,}: {patience} evaluations without an improvement")
         return True
 
+    def _log(self, epoch: float, bar: Any | None) -> None:
+        """Write the line for the steps since the last one, and show it in the bar."""
+        line = self.statistics.close()
+        if not self.accelerator.is_main_process:
+            return
+        if bar is not None:
+            bar.set_postfix({name: _short(value) for name, value in line.items()})
+        # That of the weights, without the factor for a mix of layers.
+        learning_rate = max(
+            float(group["lr"]) / max(group["lr_scale"], 1.0)
+            for group in self.optimizer.param_groups
+        )
+        note = f"left {_duration(self._time_left())}"
+        self._write(note, epoch=epoch, learning_rate=learning_rate, **line)
+
     def _interrupted(self) -> bool:
         """Whether to stop because of a signal. With several processes, all decide by the votes that were read last."""
         if self.processes == 1:
@@ -339,29 +341,6 @@ class Trainer:
         if self.accelerator.is_main_process and self.show_progress is not False:
             print(text, file=sys.stderr, flush=True)
 
-    def _batches_of_steps(self) -> Iterator[list[list[int]]]:
-        """The micro-batches of all processes for each optimiser step from ``self.step`` on. The iterator has no end.
-
-        No step crosses the end of an epoch. The last step of an epoch may have fewer micro-batches.
-        """
-        first, done = self._position()
-        start = done * self.micro_batches
-        for epoch in count(first):
-            batches = self.sampler.epoch(epoch, start if epoch == first else 0)
-            while of_step := list(islice(batches, self.micro_batches)):
-                yield of_step
-
-    def _steps(self, epoch: int) -> int:
-        """Number of optimiser steps in an epoch."""
-        return -(-self.sampler.count(epoch) // self.micro_batches)
-
-    def _position(self) -> tuple[int, int]:
-        """(epoch of the last step, number of this epoch's steps that are done)."""
-        while self.step > self._epoch_start + self._steps(self._epoch):
-            self._epoch_start += self._steps(self._epoch)
-            self._epoch += 1
-        return self._epoch, self.step - self._epoch_start
-
     def _collate_step(
         self, numbered: tuple[int, list[list[int]]]
     ) -> list[tuple[ModelArguments, bool]]:
@@ -375,11 +354,12 @@ class Trainer:
         """
         step, batches = numbered
         local = []
-        slots = _round_up(len(batches), self.processes)
+        slots = -(-len(batches) // self.processes) * self.processes
         for slot in range(self.accelerator.process_index, slots, self.processes):
             index = min(slot, len(batches) - 1)
             chosen = [self.examples[i] for i in batches[index]]
-            local.append((self.collate(chosen, step * self.micro_batches + index), index == slot))
+            number = step * self.schedule.micro_batches + index
+            local.append((self.collate(chosen, number), index == slot))
         return local
 
     def _begin(self, folder: Path | None) -> None:
@@ -613,65 +593,6 @@ class Trainer:
         return checkpoints.folder_of(self.output_dir, self.best["step"]) if self.best else None
 
 
-class _Statistics:
-    """Losses, gradient norms and tokens of the steps since the last line of the log."""
-
-    def __init__(self) -> None:
-        self.unread: list[tuple[int, list[str], torch.Tensor]] = []
-        self.steps, self.all_seconds, self.stop_votes = 0, 0.0, 0.0
-        self._clear()
-        self.restart_clock()
-
-    def _clear(self) -> None:
-        self.losses: list[dict[str, float]] = []
-        self.norm, self.tokens, self.seconds = 0.0, 0.0, 0.0
-
-    def seconds_per_step(self) -> float:
-        """The mean over all steps that have been read."""
-        return self.all_seconds / max(self.steps, 1)
-
-    def restart_clock(self) -> None:
-        """Exclude the time since the last reading, which an evaluation or a checkpoint took."""
-        self.since = time.perf_counter()
-
-    def add(self, step: int, names: list[str], results: torch.Tensor) -> None:
-        """Add a step without waiting for the device.
-
-        ``results``: float64 (4 + terms,): loss, gradient norm, tokens, votes to stop, mean of each term in ``names``.
-        """
-        self.unread.append((step, names, results))
-
-    def read(self) -> list[tuple[int, float, float]]:
-        """(step, loss, gradient norm) of the steps that have not been read yet. Waits for the device."""
-        unread, self.unread = self.unread, []
-        values = torch.stack([results for _, _, results in unread]).tolist() if unread else []
-        read = []
-        for (step, names, _), (loss, norm, tokens, votes, *terms) in zip(
-            unread, values, strict=True
-        ):
-            self.steps, self.stop_votes = self.steps + 1, self.stop_votes + votes
-            self.losses.append(dict(zip(names, terms, strict=True)) | {"loss": loss})
-            self.norm = norm
-            self.tokens += tokens
-            read.append((step, loss, norm))
-        now = time.perf_counter()
-        self.seconds += now - self.since
-        self.all_seconds += now - self.since
-        self.since = now
-        return read
-
-    def close(self) -> dict[str, float]:
-        """The line of the log for the steps that have been read."""
-        line = {
-            "grad_norm": self.norm,
-            **{n: sum(step[n] for step in self.losses) / len(self.losses) for n in self.losses[0]},
-            "tokens_per_s": self.tokens / max(self.seconds, 1e-9),
-            "steps_per_day": len(self.losses) * 86400 / max(self.seconds, 1e-9),
-        }
-        self._clear()
-        return line
-
-
 def _checksum(lengths: torch.Tensor) -> int:
     """CRC-32 of the lengths as int64. It is computed in blocks, because the tensor may be larger than the memory."""
     checksum = 0
@@ -691,10 +612,6 @@ def _duration(seconds: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def _model_settings(model: PretrainedModel) -> dict[str, object]:
