@@ -57,6 +57,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):
             documents(9),
             "at most 512, the model's number of positions",
         ),
+        (
+            ObjectiveOptions(block_size=32, probability=1e-4),
+            documents(9),
+            "held-out texts must have tokens to predict, got none for loss in 1 sequences",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             objective_trainer(options, model, texts, config)

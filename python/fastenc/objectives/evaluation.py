@@ -1,7 +1,7 @@
 """The loss of a pretraining objective, and of each of its terms, on held-out examples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.base import Collator
 from fastenc.objectives.loss_terms import count_items, loss_terms
+from fastenc.packing import ModelArguments
 
 
 @torch.inference_mode()
@@ -33,9 +34,7 @@ def evaluate_objective(
     counts: dict[str, int] = {}
     weights: dict[str, float] = {}
     with evaluation_mode(model):
-        batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
-        for step, indices in enumerate(batches):
-            arguments = collate([examples[index] for index in indices], step)
+        for arguments in _batches(examples, collate, batch_size):
             items = count_items(collate, arguments)
             terms = loss_terms(model(**send_arguments(arguments, device)))
             for name, (mean, weight) in terms.items():
@@ -47,3 +46,30 @@ def evaluate_objective(
     loss = sum(weights[name] * mean for name, mean in means.items())
     perplexity = math.exp(min(means.get("mlm", loss), 700.0))
     return {**means, "loss": loss, "perplexity": perplexity}
+
+
+def check_held_out(examples: Sequence[Any], collate: Collator, batch_size: int = 32) -> None:
+    """Raises: ValueError if the examples have nothing to predict for a term of the loss, which would then be 0.
+
+    Args: as :func:`evaluate_objective`.
+    """
+    counts: dict[str, int] = {}
+    for arguments in _batches(examples, collate, batch_size):
+        for name, number in count_items(collate, arguments).items():
+            counts[name] = counts.get(name, 0) + number
+        if all(counts.values()):
+            return
+    without = ", ".join(name for name, number in counts.items() if not number)
+    raise ValueError(
+        f"held-out texts must have tokens to predict, got none for {without} in {len(examples):,} sequences: hold out "
+        "more or longer texts"
+    )
+
+
+def _batches(
+    examples: Sequence[Any], collate: Collator, batch_size: int
+) -> Iterator[ModelArguments]:
+    for step, indices in enumerate(
+        BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
+    ):
+        yield collate([examples[index] for index in indices], step)

@@ -29,6 +29,7 @@ from fastenc.objectives import (
     token_ids,
 )
 from fastenc.objectives.electra import DISENTANGLED, SHARED
+from fastenc.objectives.evaluation import check_held_out
 from fastenc.text import load_tokenizer, special_tokens
 from fastenc.text.tokenizers import TokenizerLike
 from fastenc.train.config import TrainConfig, tokens_checksum
@@ -465,6 +466,7 @@ def objective_trainer(
         if options.replacement == "unigram":
             counts = count_tokens(map(token_ids, examples), tokenizer.get_vocab_size())
     held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
+    check_held_out(held_out, held_out_collator)
     return Trainer(
         model,
         config,
