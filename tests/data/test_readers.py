@@ -192,7 +192,20 @@ def test_one_class_is_nothing_to_learn(tmp_path):
             '{"sentence": "a", "label": "0"}\n{"sentence": "a", "label": null}\n',
             r"x.jsonl, line 2: column 'label' must hold a label, got None",
         ),
+        (
+            "x.jsonl",
+            '{"sentence": "a", "label": "0"}\n{"sentence": "a", "label": NaN}\n',
+            r"x.jsonl, line 2: column 'label' must hold a label, got nan",
+        ),
+        (
+            "x.jsonl",
+            r'{"sentence": "a \ud83d\ude00", "label": 0}'
+            "\n"
+            r'{"sentence": "b \ud83d", "label": 1}',
+            r"x.jsonl, line 2: texts must consist of whole characters, got '\\ud83d', half of one",
+        ),
         ("x.tsv", "sentence\tlabel\na\t\n", r"x.tsv, line 2: column 'label' must hold a label"),
+        ("x.tsv", "sentence\tlabel\na\t \n", r"x.tsv, line 2: column 'label' must hold a label"),
         (
             "x.csv",
             'sentence,label\n"a\nb",1\nc\n',

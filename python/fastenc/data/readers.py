@@ -20,6 +20,8 @@ QUOTINGS = ("csv", "none")
 LONGEST_CELL = 2**31 - 1  # characters; csv's own limit is below a long document's
 # A value in quotes with doubled quotes inside: it can only be meant as CSV's quoting.
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
+# Of a character beyond U+FFFF, which JSON may write as a pair of these.
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class MissingColumn(ValueError):
@@ -381,7 +383,20 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
             raise ValueError(
                 f"{where}: each line must be a JSON object, got {type(row).__name__}: write {{column: value, …}}"
             )
+        if SURROGATE.search(line):
+            _check_whole_characters(row, where)
         yield where, row
+
+
+def _check_whole_characters(row: Row, where: str) -> None:
+    """Raises: ValueError for half of a surrogate pair, which is no character: a text was cut inside an emoji, say."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise ValueError(
+            f"{where}: texts must consist of whole characters, got {half}, half of one: remove it"
+        ) from error
 
 
 def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
@@ -438,7 +453,8 @@ def text_of(row: Row, name: str, where: str) -> str:
 
 def _label(row: Row, name: str, where: str) -> str:
     value = row[name]
-    if value == "" or not isinstance(value, str | int | float):
+    missing = isinstance(value, float) and math.isnan(value)
+    if missing or not isinstance(value, str | int | float) or not str(value).strip():
         raise ValueError(
             f"{where}: column {name!r} must hold a label, got {value!r}: leave out rows without a label"
         )
