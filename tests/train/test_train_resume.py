@@ -5,6 +5,9 @@ import signal
 
 import pytest
 
+from fastenc.adapt import add_adaptation
+from fastenc.data import LabelledData
+from fastenc.models.adapters.adaptations import Lora
 from fastenc.tasks import TASKS
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train import checkpoint as checkpoints
@@ -113,5 +116,24 @@ def test_a_run_is_not_resumed_with_other_labels(task, tmp_path):
 
     trainer(one).train()
     with pytest.raises(ValueError, match="was written with train examples='checksum"):
+        trainer(other).train(resume=True)
+    trainer(one).train(resume=True)
+
+
+@pytest.mark.parametrize("other", [Lora(2, alpha=8.0), Lora(2, alpha=4.0, targets=("key", "up"))])
+def test_a_run_is_not_resumed_with_another_adaptation(other, tmp_path):
+    small_model("mlm", word_tokenizer()).save_pretrained(tmp_path / "base")
+    task = TASKS["sequence-classification"]()
+    data = LabelledData(["a cat", "a dog"], [0, 1], ["no", "yes"])
+    config = TrainConfig(str(tmp_path / "run"), max_steps=1)
+
+    def trainer(adaptation):
+        model = task.load(tmp_path / "base", data)
+        add_adaptation(model, adaptation)
+        return task_trainer(task, model, data, config)
+
+    one = Lora(2, alpha=4.0, targets=("query", "up"))
+    trainer(one).train()
+    with pytest.raises(ValueError, match=r"was written with adaptation='Lora\(rank=2, alpha=4.0"):
         trainer(other).train(resume=True)
     trainer(one).train(resume=True)

@@ -79,6 +79,7 @@ def task_trainer(
     batch_size = config.batch_size or 32
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
+    adaptation = encoder_of(model).adapted.in_use()
     fills: dict[str, Fill | None] = {"train": None, "dev": None}
     if features is not None:
         for name, each in (("train", examples), ("dev", held_out)):
@@ -115,6 +116,7 @@ def task_trainer(
             "held_out": len(held_out),
             "held-out examples": examples_checksum(map(task.read_of, held_out)),
             **({} if features is None else {"features": str(features_dtype)}),
+            **({} if adaptation is None else {"adaptation": str(adaptation)}),
         },
     )
 
