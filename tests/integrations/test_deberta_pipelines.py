@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import fastenc
-from fastenc.integrations.transformers import live_encoder
+from fastenc.integrations.transformers import live_layer
 from tests.helpers.extension import needs_cpp
 from tests.helpers.hub_models import MODELS
 
@@ -15,9 +15,9 @@ pytestmark = [needs_cpp, pytest.mark.filterwarnings("error:fastenc:UserWarning")
 @pytest.fixture
 def fused(monkeypatch):
     """The calls of fused layers."""
-    calls, run = [], live_encoder.run_layer
+    calls, run = [], live_layer.run_layer
     monkeypatch.setattr(
-        live_encoder, "run_layer", lambda layer_call: calls.append(layer_call) or run(layer_call)
+        live_layer, "run_layer", lambda layer_call: calls.append(layer_call) or run(layer_call)
     )
     return calls
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import LayerStack
+from fastenc.models.layer_stack import LayerStack
 from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_spec import Source

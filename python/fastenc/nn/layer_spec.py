@@ -8,9 +8,9 @@ next sublayer's output is added to: the norm's output (post-norm) or the norm's 
 layer's norms are shifted by one: its ``out_norm`` is the first norm of the following layer, or the stack's last norm.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -200,7 +200,8 @@ class GlobalWeights(NamedTuple):
     biases: tuple[Tensor | None, ...]
 
 
-# Of RMSNorms of queries and keys, and of norms of the two sublayers' outputs, where a layer has them.
+# RMSNorms of queries and keys, and norms of the two sublayers' outputs, which only some families have.
+OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
 OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -404,6 +405,21 @@ class LayerState(NamedTuple):
 def norm_factor(weight: Tensor, spec: NormSpec) -> Tensor:
     """What a norm multiplies by, of its module's weight. 1 + weight is float32, as in transformers."""
     return 1.0 + weight.float() if spec.plus_one else weight
+
+
+def own_norm_factors(norms: Iterable[Any], spec: NormSpec) -> OwnNormFactors:
+    """The factors of the modules in the order of ``OWN_NORMS``, None for one that the layer lacks.
+
+    ``spec``: that of any norm of the layer, since all are of one kind.
+    """
+    factors = (None if norm is None else norm_factor(norm.weight, spec) for norm in norms)
+    query, key, attention, down = factors
+    return query, key, attention, down
+
+
+def parameters_of(linear: Any) -> tuple[Any, Tensor | None]:
+    """(weight, bias) of a linear layer, or (None, None) if the layer lacks it."""
+    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def stack(tensors: tuple[Tensor, ...]) -> Tensor:

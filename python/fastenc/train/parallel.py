@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastenc.models.encoder import EncoderLayer
+from fastenc.models.layer_stack import EncoderLayer
 from fastenc.models.pretrained import PretrainedModel
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
 from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import LiveEncoder
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.nn.stack import run_stack
 from fastenc.ops import dispatch, unpack
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack

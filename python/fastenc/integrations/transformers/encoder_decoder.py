@@ -10,7 +10,8 @@ from fastenc.integrations.transformers import base_model
 from fastenc.integrations.transformers.base_model import PackedRun
 from fastenc.integrations.transformers.batch_metadata import read_metadata
 from fastenc.integrations.transformers.live_embeddings import embed
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import LiveEncoder
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.nn.layer_spec import Source
 from fastenc.nn.stack import run_stack

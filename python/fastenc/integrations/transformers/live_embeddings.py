@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import LiveEncoder
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.nn.embeddings import EmbeddingTables, with_task_type
 from fastenc.nn.embeddings import embed as embed_tokens
 from fastenc.packing import PackedBatch

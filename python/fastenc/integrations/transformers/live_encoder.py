@@ -2,22 +2,29 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from fastenc.integrations.transformers.live_layer import (
+    BIASES,
+    CROSS,
+    GLOBAL_QKV,
+    LINEARS,
+    NORMS,
+    POSITIONS,
+    LiveLayer,
+)
 from fastenc.integrations.transformers.live_model import (
     Allowed,
-    Contents,
     Snapshot,
     first_difference,
     new_of_same_class,
     output_class,
-    weight_difference,
 )
+from fastenc.integrations.transformers.live_reading import FixedTable, Reading
 from fastenc.integrations.transformers.lora import (
     LiveLora,
     LiveLowRank,
@@ -25,276 +32,24 @@ from fastenc.integrations.transformers.lora import (
     is_lora_linear,
 )
 from fastenc.models.architectures import ARCHITECTURES, Architecture
-from fastenc.models.architectures.base import is_table
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.nn.convolution import ConvolutionWeights
 from fastenc.nn.embeddings import EmbeddingSpec
-from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.frozen_weights import FrozenWeights
-from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_spec import (
     NO_DROPOUT,
-    AttentionInputs,
-    CrossWeights,
-    GlobalWeights,
+    OWN_NORMS,
     LayerDropout,
     LayerSpec,
-    LayerState,
     LayerWeights,
-    OwnNormFactors,
-    norm_factor,
 )
-from fastenc.nn.relative_positions import position_rows, position_table
-from fastenc.nn.stack import StackModules
-from fastenc.nn.ways import run_layer
-from fastenc.ops import dispatch
+from fastenc.nn.relative_positions import position_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LINEARS = ("qkv", "attention_out", "up", "down")
-# Linear layers and parameters that only some families have.
-POSITIONS = ("position_key", "position_query")
-GLOBAL_QKV = "global_qkv"
-BIASES = ("query_bias", "value_bias")
-OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
-# Those of a decoder's attention to the encoder's states.
-CROSS = ("cross.query", "cross.key_value", "cross.out")
-NORMS = ("attention_norm", "cross.norm", "out_norm")
+
 POOLER = "pooler"
-
-
-@dataclass(frozen=True)
-class LiveLayer:
-    """The modules of one layer. The weights are read from them in every call.
-
-    Fields:
-        module: transformers' module of the layer.
-        modules: our name of a module → transformers' modules, whose weights are stacked.
-        dropouts: the dropout probabilities, 0 in evaluation.
-        added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
-        biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
-        spec: the description of the layer.
-        has_more_weights: whether the layer has weights that only some families have.
-    """
-
-    module: nn.Module
-    modules: dict[str, tuple[Any, ...]]
-    dropouts: LayerDropout
-    added: LayerAdaptation | None
-    biases: tuple[tuple[nn.Module, str], ...]
-    spec: LayerSpec
-    has_more_weights: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        rare = (*POSITIONS, *OWN_NORMS, *CROSS, GLOBAL_QKV)
-        object.__setattr__(self, "has_more_weights", not self.modules.keys().isdisjoint(rare))
-
-    def weights(self) -> LayerWeights:
-        m = self.modules
-        (attention_out,), (attention_norm,) = m["attention_out"], m["attention_norm"]
-        (down,), (out_norm,) = m["down"], m["out_norm"]
-        always = (
-            tuple([linear.weight for linear in m["qkv"]]),
-            self._qkv_biases(),
-            attention_out.weight,
-            attention_out.bias,
-            norm_factor(attention_norm.weight, self.spec.attention_norm),
-            getattr(attention_norm, "bias", None),
-            tuple([linear.weight for linear in m["up"]]),
-            tuple([linear.bias for linear in m["up"]]),
-            down.weight,
-            down.bias,
-            norm_factor(out_norm.weight, self.spec.out_norm),
-            getattr(out_norm, "bias", None),
-        )
-        if not self.has_more_weights:  # most families, and this runs in every call
-            return LayerWeights(*always)
-        return LayerWeights(
-            *always,
-            *self._position_projections(),
-            *self._own_norm_factors(),
-            cross=self._cross() if "cross.query" in m else None,
-            global_qkv=self._global_qkv() if GLOBAL_QKV in m else None,
-        )
-
-    def _qkv_biases(self) -> tuple[Tensor | None, ...]:
-        if not self.biases:
-            return tuple(linear.bias for linear in self.modules["qkv"])
-        query, value = (getattr(module, name) for module, name in self.biases)
-        return (self.spec.attention.bias_without_key(query, value),)
-
-    def _own_norm_factors(self) -> OwnNormFactors:
-        """The factors of ``OWN_NORMS``, None for one that the layer lacks."""
-        spec = self.spec.out_norm  # all norms of a layer are of one kind
-        factor = lambda norm: None if norm is None else norm_factor(norm.weight, spec)
-        query, key, attention, down = (factor(self.modules.get(n, (None,))[0]) for n in OWN_NORMS)
-        return query, key, attention, down
-
-    def _position_projections(
-        self,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Weight and bias of each, None for one that the layer lacks."""
-        key, query = (self.modules.get(name, (None,))[0] for name in POSITIONS)
-        return *_parameters(key), *_parameters(query)
-
-    def _global_qkv(self) -> GlobalWeights:
-        linears = self.modules[GLOBAL_QKV]
-        weights = tuple(linear.weight for linear in linears)
-        return GlobalWeights(weights, tuple(linear.bias for linear in linears))
-
-    def _cross(self) -> CrossWeights:
-        (query,), (out,), (norm,) = (
-            self.modules[f"cross.{name}"] for name in ("query", "out", "norm")
-        )
-        key_value = self.modules["cross.key_value"]
-        return CrossWeights(
-            *_parameters(query),
-            tuple(linear.weight for linear in key_value),
-            tuple(linear.bias for linear in key_value),
-            *_parameters(out),
-            norm.weight,
-            getattr(norm, "bias", None),
-        )
-
-    def dropout(self) -> LayerDropout:
-        return self.dropouts
-
-    def draws_blocks(self) -> bool:
-        return self.module.training
-
-    def recomputes(self) -> bool:
-        """Whether the backward computes the layer again (gradient checkpointing)."""
-        return self.module.training and getattr(self.module, "gradient_checkpointing", False)
-
-    def adapted(self) -> LayerAdaptation | None:
-        return self.added if self.added is not None and self.added.is_active() else None
-
-    def with_added(self, added: LayerAdaptation | None) -> "LiveLayer":
-        """The layer with the modules of :mod:`fastenc.adapt`.
-
-        Raises: ValueError if PEFT's LoRA is active in the layer.
-        """
-        if added is None:
-            return self
-        if self.adapted() is not None:
-            raise ValueError(
-                "a layer takes one adaptation, got PEFT's LoRA and one of fastenc.adapt: call the PEFT model's "
-                "disable_adapter(), or use_adaptation(encoder, None)"
-            )
-        return replace(self, added=added)
-
-    def __call__(
-        self,
-        state: LayerState,
-        inputs: AttentionInputs,
-        spec: LayerSpec,
-        dropout: LayerDropout,
-        prepared: Prepared = NOT_PREPARED,
-    ) -> LayerState:
-        weights = self.weights() if prepared.weights is None else prepared.weights
-        return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
-
-
-class Reading(NamedTuple):
-    """The result of reading a live model.
-
-    Fields:
-        unsupported_reason: why the fused forward cannot run, so that the own forward must; or None.
-        layers: one for each module that computes layers.
-        modules: our name → module outside the layers, or None if the model does not have it.
-        embedding_dropout_p, final_dropout_p, convolution_dropout_p: dropout probabilities, 0 in evaluation.
-        weighted: (module, shape of its weight in a new model) for each linear layer and norm.
-        multiplied: the linear layers of the layers.
-        fixed: the tables that follow from the configuration.
-    """
-
-    unsupported_reason: str | None
-    layers: tuple[LiveLayer, ...] = ()
-    modules: Mapping[str, Any] = {}
-    embedding_dropout_p: float = 0.0
-    final_dropout_p: float = 0.0
-    convolution_dropout_p: float = 0.0
-    weighted: tuple[tuple[Any, torch.Size], ...] = ()
-    multiplied: tuple[Any, ...] = ()
-    fixed: tuple["FixedTable", ...] = ()
-
-    def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
-        """The layers and what they share, for one call."""
-        norm, tables = self.modules.get("first_norm"), list[Tensor]()
-        while (table := self.modules.get(f"relative_biases.{len(tables)}")) is not None:
-            tables.append(table.weight)
-        return StackModules(
-            self.layers,
-            None if norm is None else (norm.weight, getattr(norm, "bias", None)),
-            tables,
-            self.final_dropout_p,
-            [layer.recomputes() for layer in self.layers],
-            frozen,
-            position_table(
-                self.modules.get("relative_positions"), self.modules.get("position_norm")
-            ),
-            self._convolution(),
-        )
-
-    def _convolution(self) -> ConvolutionWeights | None:
-        conv, norm = (self.modules.get(f"convolution.{name}") for name in ("conv", "norm"))
-        if conv is None or norm is None:
-            return None
-        return ConvolutionWeights(
-            conv.weight, conv.bias, norm.weight, norm.bias, self.convolution_dropout_p
-        )
-
-    def weight_difference(self) -> str | None:
-        """Why the kernels cannot take one of the current weights, or None."""
-        for module, shape in self.weighted:
-            difference = weight_difference(module, shape)
-            if difference is not None:
-                return difference
-        if (reason := self.dtypes_reason()) is not None:
-            return reason
-        if not all(table.is_unchanged() for table in self.fixed):
-            return "a table that follows from its configuration was changed"
-        return None
-
-    def dtypes_reason(self) -> str | None:
-        """Why the layers cannot multiply with weights of their dtypes, or None."""
-        dtypes = {module.weight.dtype for module in self.multiplied}
-        # Autocast casts them all.
-        if len(dtypes) < 2 or dispatch.autocast_dtype(self.multiplied[0].weight.device.type):
-            return None
-        return f"its linear layers are of {' and '.join(sorted(map(str, dtypes)))}"
-
-
-class FixedTable:
-    """A table of a live model whose values the fused forward computes itself.
-
-    Args: module: the one with the table as its weight; values: those that it must have.
-    """
-
-    def __init__(self, module: Any, values: Tensor):
-        self._module, self._values = module, values
-        # The table that was compared last, which is held so that no other one gets its address, and its contents.
-        self._compared: tuple[Tensor, Contents] | None = None
-        self._was_equal = False
-
-    def same_as(self, other: "FixedTable") -> bool:
-        """Whether both have the same module and must have the same values."""
-        return self._module is other._module and torch.equal(self._values, other._values)
-
-    def is_unchanged(self) -> bool:
-        """Whether the table has these values. Comparing them waits for an accelerator, but only once after a change."""
-        table = self._module.weight
-        if table.is_meta:
-            return True
-        if self._compared is not None:
-            held, contents = self._compared
-            if held.data_ptr() == table.data_ptr() and contents.are_those_of(table):
-                return self._was_equal
-        self._compared = table.detach(), Contents(table)
-        self._was_equal = is_table(table, self._values)
-        return self._was_equal
 
 
 class LiveEncoder:
@@ -408,36 +163,10 @@ class LiveEncoder:
         """The reading of a model that has the modules of its class."""
         layers = []
         for index in range(self.architecture.layer_modules(self.config)):
-            modules = {
-                name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-                for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS)
-                if f"layers.{index}.{name}" in self._names
-            }
-            path = _common_parent(
-                (*self._names[f"layers.{index}.qkv"], *self._names[f"layers.{index}.up"])
-            )
-            module = model.get_submodule(path)
-            if isinstance(module, nn.ModuleList):  # T5 keeps a layer's two sublayers in a list
-                path = path.rpartition(".")[0]
-                module = model.get_submodule(path)
-            if self._is_partly_training(module, path):
+            path = self._layer_path(model, index)
+            if self._is_partly_training(model.get_submodule(path), path):
                 return Reading(f"some modules of {path} are in training mode, and others are not")
-            dropout = self._dropout(model, index) if module.training else NO_DROPOUT
-            without_lora = {
-                name: tuple(map(base_linear, several)) for name, several in modules.items()
-            }
-            biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
-            owned = [path.rpartition(".") for path in biases if path]
-            layers.append(
-                LiveLayer(
-                    module,
-                    without_lora,
-                    dropout,
-                    _added(modules),
-                    tuple((model.get_submodule(owner), name) for owner, _, name in owned),
-                    self.stack.of_module(index),
-                )
-            )
+            layers.append(self._read_layer(model, index, path))
         outside = {
             name: _found(model, paths[0])
             for name, paths in self._names.items()
@@ -466,6 +195,32 @@ class LiveEncoder:
             self._weighted(model),
             tuple(linears),
             self._fixed_tables(model),
+        )
+
+    def _layer_path(self, model: "PreTrainedModel", index: int) -> str:
+        """The path of transformers' module of a layer."""
+        names = (*self._names[f"layers.{index}.qkv"], *self._names[f"layers.{index}.up"])
+        path = _common_parent(names)
+        # T5 keeps a layer's two sublayers in a list.
+        is_list = isinstance(model.get_submodule(path), nn.ModuleList)
+        return path.rpartition(".")[0] if is_list else path
+
+    def _read_layer(self, model: "PreTrainedModel", index: int, path: str) -> LiveLayer:
+        module = model.get_submodule(path)
+        modules = {
+            name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
+            for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS)
+            if f"layers.{index}.{name}" in self._names
+        }
+        biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
+        owned = [path.rpartition(".") for path in biases if path]
+        return LiveLayer(
+            module,
+            {name: tuple(map(base_linear, several)) for name, several in modules.items()},
+            self._dropout(model, index) if module.training else NO_DROPOUT,
+            _added(modules),
+            tuple((model.get_submodule(owner), name) for owner, _, name in owned),
+            self.stack.of_module(index),
         )
 
     def _fixed_tables(self, model: "PreTrainedModel") -> tuple["FixedTable", ...]:
@@ -580,10 +335,6 @@ def _found(model: "PreTrainedModel", path: str) -> Any:
 def _reach(spec: LayerSpec) -> tuple[object, ...]:
     """What tokens of a layer see."""
     return spec.attention.window, spec.attention.block_size, spec.attention.random_blocks
-
-
-def _parameters(linear: Any) -> tuple[Any, Tensor | None]:
-    return (None, None) if linear is None else (linear.weight, linear.bias)
 
 
 def _several(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastenc.integrations.transformers import base_model, splade
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
 from fastenc.integrations.transformers.hooks import has_hooks
-from fastenc.integrations.transformers.live_encoder import LiveEncoder, Reading
+from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_model import (
     Allowed,
     Snapshot,
@@ -20,6 +20,7 @@ from fastenc.integrations.transformers.live_model import (
     new_of_same_class,
     weight_difference,
 )
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import Architecture
 from fastenc.models.architectures.base import HeadSpec
 from fastenc.nn.layer import activate_plain

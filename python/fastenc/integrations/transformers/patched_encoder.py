@@ -10,9 +10,9 @@ from fastenc.integrations.transformers.live_embeddings import tables_of
 from fastenc.integrations.transformers.live_encoder import (
     FrozenOwner,
     LiveEncoder,
-    LiveLayer,
-    Reading,
 )
+from fastenc.integrations.transformers.live_layer import LiveLayer
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.adapters.adapter_checkpoint import is_adapted, remove
 from fastenc.models.encoder import Encoder

@@ -21,9 +21,9 @@ from fastenc.integrations.transformers.batch_metadata import (
 from fastenc.integrations.transformers.live_encoder import (
     FrozenOwner,
     LiveEncoder,
-    Reading,
     architecture_of,
 )
+from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.integrations.transformers.patched_encoder import PatchedEncoder, backend_of
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.ops import flops  # noqa: F401  (so that a patched model's FLOPs are counted)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fastenc.models.architectures.base import Architecture, Biases
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import EncoderLayer
+from fastenc.models.layer_stack import EncoderLayer
 from fastenc.nn import LayerNorm
 from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.pooling import pool

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fastenc.models import checkpoint
 from fastenc.models.config import EncoderConfig
-from fastenc.models.encoder import EncoderLayer, EncoderOutput, encoder_under_head
+from fastenc.models.encoder import EncoderOutput, encoder_under_head
+from fastenc.models.layer_stack import EncoderLayer
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.embedding_table import EmbeddingTable
