@@ -90,7 +90,7 @@ CALLS = {
     "a batch of BigBird that is too short for blocks": [(called("big_bird-sparse"), FUSED)],
     "`position_ids`": [
         (called(position_ids=numbered), FUSED),
-        (called("modernbert", position_ids=numbered), OWN),
+        *((called(family, position_ids=numbered), OWN) for family in ("modernbert", "bart")),
     ],
     "`inputs_embeds`": [
         (called(input_ids=None, inputs_embeds=embedded), FUSED),

@@ -117,11 +117,13 @@ def arguments_reason(
     positions = live.config.max_positions
     if inputs.shape[1] > positions and live.stack.has_bounded_angles:
         return f"rotary angles of more than {positions} tokens depend on the batch"
-    if live.stack.reads_distances:
-        if metadata is not None and metadata.gaps:
-            return "a row has padding between tokens"
-        if arguments.get("position_ids") is not None:
-            return "it was called with position_ids"
+    reads_distances = live.stack.reads_distances
+    if reads_distances and metadata is not None and metadata.gaps:
+        return "a row has padding between tokens"
+    # BART's forward has no such parameter, and its own code ignores them.
+    ignored = not _has_parameter(type(model).forward, "position_ids")
+    if arguments.get("position_ids") is not None and (reads_distances or ignored):
+        return "it was called with position_ids"
     return None
 
 
@@ -218,7 +220,7 @@ def output(
     if switch(model, arguments, "return_dict") is not False:
         return result
     has_place = hasattr(live.output_class, "pooler_output") and "pooler_output" not in fields
-    if has_place and _takes_flag(type(model).forward, "return_dict"):
+    if has_place and _has_parameter(type(model).forward, "return_dict"):
         # MPNet keeps the pooler's place in the tuple, and its heads take the states from behind it.
         return hidden, None, *result.to_tuple()[1:]
     return result.to_tuple()
@@ -243,7 +245,7 @@ def wanted_states(
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
         return None
-    is_flag = _takes_flag(type(model).forward, "output_hidden_states") or not _numbers_select()
+    is_flag = _has_parameter(type(model).forward, "output_hidden_states") or not _numbers_select()
     if asked is True or is_flag:
         return frozenset(range(count))
     numbers = [asked] if isinstance(asked, int) else list(asked)
@@ -253,17 +255,18 @@ def wanted_states(
 def switch(model: "PreTrainedModel", arguments: dict, name: str) -> Any:
     """The value of a switch: the argument of the call, or the configuration's value."""
     given = arguments.get(name)
-    if name not in arguments or (given is None and _takes_flag(type(model).forward, name)):
+    if name not in arguments or (given is None and _has_parameter(type(model).forward, name)):
         return getattr(model.config, name, None)
     return given
 
 
 @cache
-def _takes_flag(forward: Callable, name: str) -> bool:
-    """Whether a forward has the switch as a parameter, as only MPNet's has.
+def _has_parameter(forward: Callable, name: str) -> bool:
+    """Whether a forward has a parameter of this name.
 
-    Then None means the configuration's value, and any other value is a flag. In other forwards a decorator handles the
-    switch: None means off, and for hidden states numbers may select some of them.
+    Of the forwards only MPNet's has the switches. There None means the configuration's value, and any other value is a
+    flag. In other forwards a decorator handles the switches: None means off, and for hidden states numbers may select
+    some of them.
     """
     return name in inspect.signature(forward).parameters
 
