@@ -73,6 +73,7 @@ choices = {
     for name in ("input_ids", "attention_mask", "token_type_ids")
 }
 leading = lambda batch: batch["attention_mask"].flip(1)
+doubled = lambda batch: batch["attention_mask"] * 2
 square = lambda batch: batch["attention_mask"][:, None, None].bool()
 # row: [(a call, what runs)]
 CALLS = {
@@ -83,6 +84,9 @@ CALLS = {
     "`output_hidden_states=True`": [(called(output_hidden_states=True), FUSED)],
     "a mask of four dimensions": [(called(attention_mask=square), OWN)],
     "padding on the left": [(called(attention_mask=leading), OWN)],
+    "an attention mask with other values than 0 and 1": [
+        (called(family, attention_mask=doubled), FUSED) for family in ("bert", "deberta", "esm")
+    ],
     "padding between tokens": [
         (called(attention_mask=holes), FUSED),
         *((called(family, attention_mask=holes), OWN) for family in ("modernbert", "mpnet")),
