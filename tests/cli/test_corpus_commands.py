@@ -71,7 +71,7 @@ def test_a_killed_run_on_a_store_sees_every_example_once(store, tmp_path):
         "from fastenc.train.loop import Trainer\n"
         "real = Trainer._optimiser_step\n"
         "def step(self, batches):\n"
-        "    if self.step == self._steps(0) + 5:\n"
+        "    if self.step == self.schedule.steps(0) + 5:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    real(self, batches)\n"
         "Trainer._optimiser_step = step\n"

@@ -361,7 +361,7 @@ def test_training_resumes_to_the_same_weights(aggregation, tmp_path):
 
     whole = trainer(tmp_path / "whole", epochs=1)
     whole.train()
-    sizes = [len(batch) for batch in whole.sampler.epoch(0)]
+    sizes = [len(batch) for batch in whole.schedule.sampler.epoch(0)]
     assert min(sizes) < 4, "some batch met its limit of tokens"
     half = trainer(tmp_path / "half", epochs=1)
     step = type(half)._optimiser_step

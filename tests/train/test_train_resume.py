@@ -134,6 +134,6 @@ def test_a_run_is_not_resumed_with_another_adaptation(other, tmp_path):
 
     one = Lora(2, alpha=4.0, targets=("query", "up"))
     trainer(one).train()
-    with pytest.raises(ValueError, match=r"was written with adaptation='Lora\(rank=2, alpha=4.0"):
+    with pytest.raises(ValueError, match=r"was written with adaptation=.Lora\(rank=2, alpha=4.0"):
         trainer(other).train(resume=True)
     trainer(one).train(resume=True)
