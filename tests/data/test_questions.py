@@ -24,6 +24,7 @@ def ask(text: str, id: str = "q") -> Question:
     return Question(id, "What did it compute ?", CONTEXT, [Answer(CONTEXT.index(text), text)])
 
 
+# transformers 4.57's squad_metrics gives the same. Three questions of 2.0 have "." among their answers.
 @pytest.mark.parametrize(
     ("version", "exact", "f1_score"), [("1.1", 86.21, 92.20), ("2.0", 78.74, 81.78)]
 )

@@ -20,7 +20,7 @@ QUOTINGS = ("csv", "none")
 LONGEST_CELL = 2**31 - 1  # characters; csv's own limit is below a long document's
 # A value in quotes with doubled quotes inside: it can only be meant as CSV's quoting.
 QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
-# Of a character beyond U+FFFF, which JSON may write as a pair of these.
+# JSON may write a character beyond U+FFFF as a pair of these.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -389,7 +389,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _check_whole_characters(row: Row, where: str) -> None:
-    """Raises: ValueError for half of a surrogate pair, which is no character: a text was cut inside an emoji, say."""
+    """Raises: ValueError for half of a surrogate pair, as in a text that was cut inside an emoji."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -69,7 +69,6 @@ def check_held_out(examples: Sequence[Any], collate: Collator, batch_size: int =
 def _batches(
     examples: Sequence[Any], collate: Collator, batch_size: int
 ) -> Iterator[ModelArguments]:
-    for step, indices in enumerate(
-        BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
-    ):
+    batches = BatchSampler([1] * len(examples), batch_size, shuffle=False).epoch(0)
+    for step, indices in enumerate(batches):
         yield collate([examples[index] for index in indices], step)

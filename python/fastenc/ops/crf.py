@@ -90,8 +90,8 @@ def crf_marginals(
     Arguments, errors and numerics as :func:`crf_log_likelihood`, without seqused.
     Returns: float32 (total_tokens, num_tags).
     """
-    # The gradient of a path's log-likelihood by the emissions is onehot(y_t)[k] - P(y_t = k), for any path. It is taken
-    # of copies, because a tensor that was made in inference mode has no gradient.
+    # The gradient of a path's log-likelihood by the emissions is onehot(y_t)[k] - P(y_t = k), for any path.
+    # Copies are needed, because a tensor that was made in inference mode has no gradient.
     with torch.inference_mode(False), torch.enable_grad():
         leaf = emissions.detach().to(torch.float32, copy=True).requires_grad_()
         tags = torch.zeros(emissions.shape[:1], dtype=torch.int64, device=emissions.device)

@@ -117,9 +117,9 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
 
     @abstractmethod
     def metrics(self, data: Data) -> tuple[str, ...]:
-        """Names of the metrics of labelled data, with "loss" if they have what it reads.
+        """Names of the metrics of labelled data. The first one chooses the best checkpoint.
 
-        The first one chooses the best checkpoint.
+        "loss" is among them if the data have what the loss reads.
         """
 
     @abstractmethod
@@ -266,7 +266,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         fill: Fill | None = None,
         show_progress: bool | None = False,
     ) -> tuple[dict[str, float], Predictions]:
-        """The metrics of :meth:`evaluate`, and the predictions that they are of; arguments as there."""
+        """The metrics of :meth:`evaluate`, and the predictions that they measure. Arguments as there."""
         results, loss = self.compute(model, examples, batch_size, show_progress, fill)
         predictions = self.decode(model, data, examples, results)
         return {"loss": loss, **self.score(model, data, predictions)}, predictions
@@ -346,10 +346,10 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         positions = model.positions
         return positions if self.max_length is None else min(self.max_length, positions)
 
-    def read_of(self, example: Example) -> object:
-        """What an example has from the data, by which a resumed run is compared with its checkpoint.
+    def compared_part(self, example: Example) -> object:
+        """The part of an example by which a resumed run is compared with its checkpoint.
 
-        What another model has computed, such as a teacher, may differ between machines and is left out.
+        It leaves out what another model has computed, such as a teacher: that may differ between machines.
         """
         return example
 

@@ -41,6 +41,7 @@ from fastenc.tasks.summary import count_labels, number_range
 from fastenc.text import LongTexts
 
 FROM_CHECKPOINT = " In prediction: as in training."
+NO_CLASSES = "a regression has no classes to report on: leave out the report"
 CHUNKED_BATCH_TOKENS = 16_384  # as many as 32 sequences of 512, a full batch of truncated texts
 
 METRICS = {
@@ -167,9 +168,11 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
 
     def check_report(self) -> None:
         if self.regression:
-            raise ValueError("a regression has no classes to report on: leave out the report")
+            raise ValueError(NO_CLASSES)
 
     def report(self, model: SequenceClassifier, data: LabelledData, predictions: Tensor) -> Report:
+        if model.problem_type == "regression":  # of a caller who has not asked check_report
+            raise ValueError(NO_CLASSES)
         several = model.problem_type == "multi_label_classification"
         names, rows, labels = model.label_names, _rows(model, predictions), cast(Any, data.labels)
         if several:

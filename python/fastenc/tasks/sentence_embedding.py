@@ -247,7 +247,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
             return [e._replace(guide=rows) for e, rows in zip(examples, vectors, strict=True)]
         return examples
 
-    def read_of(self, example: PairExample) -> PairExample:
+    def compared_part(self, example: PairExample) -> PairExample:
         return example._replace(teacher=None, guide=None)
 
     def collate(self, examples: Sequence[PairExample]) -> ModelArguments:

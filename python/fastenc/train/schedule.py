@@ -23,14 +23,14 @@ class Schedule:
         return -(-self.sampler.count(epoch) // self.micro_batches)
 
     def position(self, step: int) -> tuple[int, int]:
-        """(epoch of the last of so many steps, number of this epoch's steps that are done)."""
+        """After ``step`` steps: (epoch of the last one, number of this epoch's steps that are done)."""
         epoch = 0
         while step > (steps := self.steps(epoch)):
             epoch, step = epoch + 1, step - steps
         return epoch, step
 
     def batches_from(self, step: int) -> Iterator[list[list[int]]]:
-        """The micro-batches of each step after so many steps. The iterator has no end."""
+        """The micro-batches of each step after the first ``step`` steps. The iterator has no end."""
         first, done = self.position(step)
         start = done * self.micro_batches
         for epoch in count(first):

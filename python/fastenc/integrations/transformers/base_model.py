@@ -120,7 +120,7 @@ def arguments_reason(
     reads_distances = live.stack.reads_distances
     if reads_distances and metadata is not None and metadata.gaps:
         return "a row has padding between tokens"
-    # BART's forward has no such parameter, and its own code ignores them.
+    # transformers' BART takes and ignores them.
     ignored = not _has_parameter(type(model).forward, "position_ids")
     if arguments.get("position_ids") is not None and (reads_distances or ignored):
         return "it was called with position_ids"
@@ -241,7 +241,10 @@ def padded_states(
 def wanted_states(
     model: "PreTrainedModel", live: LiveEncoder, arguments: dict
 ) -> frozenset[int] | None:
-    """The numbers of the hidden states that the call requests, or None. Numbers beyond the last state are left out."""
+    """The numbers of the hidden states that the call requests, or None. Numbers beyond the last state are left out.
+
+    A forward that has the switch as a parameter, which is MPNet's alone, takes any value as a flag.
+    """
     asked, count = switch(model, arguments, "output_hidden_states"), live.config.num_layers + 1
     if not asked:
         return None
@@ -253,7 +256,11 @@ def wanted_states(
 
 
 def switch(model: "PreTrainedModel", arguments: dict, name: str) -> Any:
-    """The value of a switch: the argument of the call, or the configuration's value."""
+    """The value of a switch: the argument of the call, or the configuration's value.
+
+    Only MPNet's forward has the switches as parameters: there None means the configuration's value. In other forwards a
+    decorator handles them: there None means off.
+    """
     given = arguments.get(name)
     if name not in arguments or (given is None and _has_parameter(type(model).forward, name)):
         return getattr(model.config, name, None)
@@ -262,12 +269,7 @@ def switch(model: "PreTrainedModel", arguments: dict, name: str) -> Any:
 
 @cache
 def _has_parameter(forward: Callable, name: str) -> bool:
-    """Whether a forward has a parameter of this name.
-
-    Of the forwards only MPNet's has the switches. There None means the configuration's value, and any other value is a
-    flag. In other forwards a decorator handles the switches: None means off, and for hidden states numbers may select
-    some of them.
-    """
+    """Whether a forward has a parameter of this name."""
     return name in inspect.signature(forward).parameters
 
 
