@@ -248,6 +248,13 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
 
+def is_table(stored: Tensor, computed: Tensor) -> bool:
+    """Whether a checkpoint's table has the computed values in [-1, 1], up to rounding."""
+    same_shape = stored.shape == computed.shape
+    step = torch.finfo(stored.dtype).eps
+    return same_shape and torch.allclose(stored.float().cpu(), computed, rtol=0, atol=step)
+
+
 def weights_file(folder: Path) -> Path:
     """The file that says where a checkpoint's weights are, for messages."""
     single = folder / WEIGHTS

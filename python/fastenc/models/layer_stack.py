@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc.models.architectures.base import Biases
+from fastenc.models.architectures.modules import Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation, used_name
 from fastenc.nn.convolution import Convolution

@@ -5,7 +5,7 @@ import re
 import torch
 from torch import nn
 
-from fastenc.models.pretrained import is_mix
+from fastenc.models.checkpoint_names import is_mix
 from fastenc.nn.adamw import adamw
 from fastenc.train.config import TrainConfig
 

@@ -11,7 +11,7 @@ from fastenc.integrations.transformers.live_model import (
     Contents,
     weight_difference,
 )
-from fastenc.models.architectures.base import is_table
+from fastenc.models.checkpoint import is_table
 from fastenc.nn.convolution import ConvolutionWeights
 from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.relative_positions import position_table

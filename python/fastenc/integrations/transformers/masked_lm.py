@@ -22,8 +22,8 @@ from fastenc.integrations.transformers.live_model import (
 )
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import Architecture
-from fastenc.models.architectures.base import HeadSpec
-from fastenc.nn.layer import activate_plain
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.nn.activation import activate_plain
 from fastenc.ops import (
     layer_norm,
     linear_masked_cross_entropy,

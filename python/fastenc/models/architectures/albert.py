@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
-    HeadSpec,
     Names,
     dropouts_in_layers,
     in_layers,
 )
-from fastenc.models.architectures.bert import Bert
 from fastenc.models.architectures.values import ConfigValues, Rule
 from fastenc.nn.layer_spec import LayerDropout
 

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import Architecture, Names, first_norms, in_layers
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.names import Names, first_norms, in_layers
 from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH, ConfigValues
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 

@@ -6,12 +6,13 @@ the path of its module. So one table of names is used for loading a file and for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from fastenc.models.architectures.modules import Biases, HeadSpec, PositionModules
+from fastenc.models.architectures.names import BERT_CONFIG, Names
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, ConfigValues, Rule, check, shown
 from fastenc.nn.convolution import ConvolutionSpec
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
@@ -23,89 +24,6 @@ from fastenc.ops.activation import ACTIVATIONS
 
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
-
-# Name of our module or parameter → name in the checkpoint, or several names, whose tensors are stacked in ours.
-Names = dict[str, str | tuple[str, ...]]
-
-BERT_CONFIG = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-    "activation": "hidden_act",
-    "eps": "layer_norm_eps",
-    "hidden_dropout_p": "hidden_dropout_prob",
-    "attention_dropout_p": "attention_probs_dropout_prob",
-    "classifier_dropout_p": "classifier_dropout",
-    "initializer_range": "initializer_range",
-}
-BERT_EMBEDDINGS: Names = {
-    "embeddings.word": "embeddings.word_embeddings",
-    "embeddings.position": "embeddings.position_embeddings",
-    "embeddings.token_type": "embeddings.token_type_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
-}
-
-
-@dataclass(frozen=True)
-class Biases:
-    """Which linear layers and norms of an encoder have a bias; norm: those of the layers.
-
-    Without ``key``, the biases of q and v are parameters of their own (``query_bias``, ``value_bias``), and the
-    positions' own projection to keys has none either.
-    """
-
-    qkv: bool = True
-    attention_out: bool = True
-    up: bool = True
-    down: bool = True
-    norm: bool = True
-    embedding_norm: bool = True
-    key: bool = True
-
-
-class PositionModules(NamedTuple):
-    """Rows of the table of relative positions (0: no table), whether it has a norm, and the terms ("c2p", "p2c") for
-    which a layer has a projection of its own."""
-
-    rows: int = 0
-    norm: bool = False
-    own_projections: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """A head: an optional dense layer Norm(act(x W + b)) or feed-forward sublayer, and a last linear layer.
-
-    Fields:
-        names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
-            → name in the checkpoint without the prefix. A module that is not named does not exist.
-        activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
-        dense_bias, out_bias: whether the dense layer and the last linear layer have a bias.
-        decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
-        dropout_before: whether dropout precedes the dense layer or the sublayer.
-        dropout_before_p: its probability; None: that of the dropout before the last linear layer.
-        dropout_after: whether dropout precedes the last linear layer.
-        pooler: whether the head reads the encoder's pooler instead of a token's vector.
-    """
-
-    names: dict[str, str]
-    activation: str | None = "gelu"
-    dense_bias: bool = True
-    out_bias: bool = True
-    decoder_has_bias: bool = True
-    dropout_before: bool = False
-    dropout_before_p: float | None = None
-    dropout_after: bool = True
-    pooler: bool = False
-
-    def kernel_activation(self, default: str) -> str:
-        """The activation's name in the kernels, or "tanh". ``default``: the configuration's."""
-        name = self.activation or default
-        return ACTIVATIONS.get(name, name)
 
 
 class Architecture:
@@ -535,55 +453,3 @@ def decoder_layer(spec: LayerSpec) -> LayerSpec:
     return replace(
         spec, attention=replace(spec.attention, window=(-1, 0)), cross_norm=spec.attention_norm
     )
-
-
-def is_table(stored: Tensor, computed: Tensor) -> bool:
-    """Whether a checkpoint's table has the computed values in [-1, 1], up to rounding."""
-    same_shape = stored.shape == computed.shape
-    step = torch.finfo(stored.dtype).eps
-    return same_shape and torch.allclose(stored.float().cpu(), computed, rtol=0, atol=step)
-
-
-def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
-    """The tensors that a checkpoint stacks in one. Raises: ValueError if its rows cannot be divided."""
-    if not tensor.dim() or tensor.shape[0] % count:
-        raise ValueError(
-            f"{name} must be {count} stacked tensors of as many rows, got shape {tuple(tensor.shape)}: is the "
-            "checkpoint damaged?"
-        )
-    return tensor.chunk(count) if tensor.shape[0] else (tensor,) * count
-
-
-def dropouts_in_layers(count: int, path: str, names: dict[str, str]) -> dict[str, str]:
-    """The entries of :meth:`Architecture.dropout_names` for all layers. ``path`` has {i} for the layer's number."""
-    return {
-        f"layers.{i}.{field}": f"{path}.{name}".format(i=i)
-        for i in range(count)
-        for field, name in names.items()
-    }
-
-
-def in_layers(count: int, path: str, names: Names) -> Names:
-    """The entries of :meth:`Architecture.names` for all layers.
-
-    ``path`` and the names may have {i} for the layer's number and {next} for the following number.
-    """
-    table: Names = {}
-    for i in range(count):
-        fill = lambda name, i=i: f"{path}.{name}".format(i=i, next=i + 1)
-        for ours, theirs in names.items():
-            table[f"layers.{i}.{ours}"] = (
-                fill(theirs) if isinstance(theirs, str) else tuple(map(fill, theirs))
-            )
-    return table
-
-
-def first_norms(count: int, path: str, last: str) -> Names:
-    """The entries of :meth:`Architecture.names` for pre-norm layers' first norms and the norm after the last.
-
-    A layer's first norm is described as the last norm of the preceding layer (nn/layer_spec.py). ``path`` has {i} for
-    the layer's number.
-    """
-    paths = [path.format(i=i) for i in range(count)]
-    names = {f"layers.{i}.out_norm": name for i, name in enumerate([*paths[1:], last])}
-    return {"first_norm": paths[0], **names}

@@ -2,14 +2,9 @@
 
 from typing import ClassVar
 
-from fastenc.models.architectures.base import (
-    BERT_EMBEDDINGS,
-    Architecture,
-    HeadSpec,
-    Names,
-    dropouts_in_layers,
-    in_layers,
-)
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import BERT_EMBEDDINGS, Names, dropouts_in_layers, in_layers
 
 BERT_LAYER: Names = {
     "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import Biases, HeadSpec, Names
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import Names
 from fastenc.models.architectures.values import AT_LEAST_0, COUNT, ID, SWITCH, ConfigValues, one_of
 from fastenc.nn.block_plan import FIXED
 from fastenc.nn.layer_spec import LayerSpec

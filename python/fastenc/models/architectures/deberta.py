@@ -7,15 +7,11 @@ Source: He et al. 2020, arXiv:2006.03654.
 
 from dataclasses import replace
 
-from fastenc.models.architectures.base import (
-    BERT_CONFIG,
-    Architecture,
-    Biases,
-    Names,
-    PositionModules,
-)
+from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.bert import BERT_LAYER
 from fastenc.models.architectures.deberta_v2 import DebertaV2, max_distance
+from fastenc.models.architectures.modules import Biases, PositionModules
+from fastenc.models.architectures.names import BERT_CONFIG, Names
 from fastenc.models.architectures.values import ConfigValues
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.relative_positions import RelativePositionSpec

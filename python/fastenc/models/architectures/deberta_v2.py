@@ -9,17 +9,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
+from fastenc.models.architectures.modules import HeadSpec, PositionModules
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
-    Architecture,
-    HeadSpec,
     Names,
-    PositionModules,
     dropouts_in_layers,
     in_layers,
 )
-from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
 from fastenc.models.architectures.values import (
     AT_LEAST_0,
     COUNT,

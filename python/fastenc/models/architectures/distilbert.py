@@ -3,14 +3,9 @@
 It has no token types, no pooler, and no dropout on the attention sublayer's output.
 """
 
-from fastenc.models.architectures.base import (
-    BERT_EMBEDDINGS,
-    Architecture,
-    HeadSpec,
-    Names,
-    dropouts_in_layers,
-    in_layers,
-)
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import BERT_EMBEDDINGS, Names, dropouts_in_layers, in_layers
 from fastenc.models.architectures.values import PROBABILITY
 from fastenc.nn.layer_spec import LayerDropout
 

@@ -2,16 +2,16 @@
 
 from typing import ClassVar
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
-    Architecture,
-    HeadSpec,
     Names,
     dropouts_in_layers,
     in_layers,
 )
-from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
 
 
 class Electra(Architecture):

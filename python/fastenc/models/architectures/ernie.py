@@ -5,8 +5,8 @@ Sources: Sun et al. 2019, arXiv:1904.09223 and arXiv:1907.12412; Sun et al. 2021
 Every token has task 0, as in transformers where a call names no tasks.
 """
 
-from fastenc.models.architectures.base import Names
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.names import Names
 from fastenc.models.architectures.values import COUNT, SWITCH
 
 

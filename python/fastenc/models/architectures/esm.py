@@ -11,15 +11,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
-    HeadSpec,
     Names,
     dropouts_in_layers,
     first_norms,
     in_layers,
 )
-from fastenc.models.architectures.bert import BERT_DROPOUTS, BERT_LAYER
 from fastenc.models.architectures.roberta import Roberta
 from fastenc.models.architectures.values import ID, POSITIVE, SWITCH, ConfigValues, one_of
 from fastenc.nn.layer_spec import LayerSpec

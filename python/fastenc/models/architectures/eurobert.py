@@ -6,15 +6,9 @@ The layers are pre-norm with RMSNorm, SwiGLU and rotary positions. The masked-LM
 from dataclasses import replace
 from typing import ClassVar
 
-from fastenc.models.architectures.base import (
-    BERT_CONFIG,
-    Architecture,
-    Biases,
-    HeadSpec,
-    Names,
-    first_norms,
-    in_layers,
-)
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import BERT_CONFIG, Names, first_norms, in_layers
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, one_of
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec

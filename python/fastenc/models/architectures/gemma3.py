@@ -9,8 +9,8 @@ window in five of six layers. The word embeddings are scaled by the root of the 
 from dataclasses import replace
 from typing import Any
 
-from fastenc.models.architectures.base import Names
 from fastenc.models.architectures.modernbert import FULL, SLIDING, WIDEST
+from fastenc.models.architectures.names import Names
 from fastenc.models.architectures.qwen3 import Qwen3
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, check

@@ -8,13 +8,8 @@ import re
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
-    BERT_CONFIG,
-    Biases,
-    HeadSpec,
-    dropouts_in_layers,
-    split_rows,
-)
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import BERT_CONFIG, dropouts_in_layers, split_rows
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, ConfigValues, check
 from fastenc.nn.layer_spec import LayerDropout

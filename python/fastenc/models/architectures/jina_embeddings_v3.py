@@ -11,7 +11,8 @@ import re
 import torch
 from torch import Tensor
 
-from fastenc.models.architectures.base import BERT_CONFIG, Biases, HeadSpec, Names, split_rows
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import BERT_CONFIG, Names, split_rows
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.roberta import Roberta
 from fastenc.models.architectures.values import (

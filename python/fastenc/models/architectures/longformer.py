@@ -8,7 +8,7 @@ Source: Beltagy et al. 2020, arXiv:2004.05150.
 from dataclasses import replace
 from typing import Any
 
-from fastenc.models.architectures.base import BERT_CONFIG, Names
+from fastenc.models.architectures.names import BERT_CONFIG, Names
 from fastenc.models.architectures.roberta import Roberta
 from fastenc.models.architectures.values import ID, Rule
 from fastenc.nn.layer_spec import LayerSpec

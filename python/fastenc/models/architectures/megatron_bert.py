@@ -5,8 +5,8 @@ Source: Shoeybi et al. 2019, arXiv:1909.08053.
 
 from dataclasses import replace
 
-from fastenc.models.architectures.base import BERT_CONFIG, Names, first_norms, in_layers
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.names import BERT_CONFIG, Names, first_norms, in_layers
 from fastenc.nn.layer_spec import LayerSpec
 
 

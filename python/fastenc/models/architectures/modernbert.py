@@ -8,15 +8,9 @@ because they differ between checkpoints. Older files have other keys for the rot
 import math
 from dataclasses import replace
 
-from fastenc.models.architectures.base import (
-    BERT_CONFIG,
-    Architecture,
-    Biases,
-    HeadSpec,
-    Names,
-    dropouts_in_layers,
-    in_layers,
-)
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import BERT_CONFIG, Names, dropouts_in_layers, in_layers
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import (
     ACTIVATION,

@@ -3,7 +3,7 @@
 The padding row of the position table and the number of buckets are constants in transformers' code.
 """
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
     Names,

@@ -10,12 +10,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import Biases, HeadSpec
+from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
-    Architecture,
-    Biases,
-    HeadSpec,
     Names,
     dropouts_in_layers,
     in_layers,

@@ -7,7 +7,7 @@ for sequences reads the last token that is not padding, as that of the causal mo
 from dataclasses import replace
 from typing import ClassVar
 
-from fastenc.models.architectures.base import Architecture, HeadSpec, Names
+from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.eurobert import EuroBert
 from fastenc.models.architectures.modernbert import (
     FULL,
@@ -16,6 +16,8 @@ from fastenc.models.architectures.modernbert import (
     WIDEST,
     check_layer_types,
 )
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import Names
 from fastenc.models.architectures.values import (
     AT_LEAST_0,
     COUNT,

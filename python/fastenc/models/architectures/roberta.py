@@ -5,8 +5,9 @@ A sequence's first token takes the row of the position table after the padding t
 
 from dataclasses import replace
 
-from fastenc.models.architectures.base import HeadSpec, Names, first_norms, in_layers
 from fastenc.models.architectures.bert import Bert
+from fastenc.models.architectures.modules import HeadSpec
+from fastenc.models.architectures.names import Names, first_norms, in_layers
 from fastenc.nn.layer_spec import LayerDropout, LayerSpec
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastenc.models.architectures.base import BERT_CONFIG, Names
 from fastenc.models.architectures.bert import Bert
 from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.names import BERT_CONFIG, Names
 from fastenc.models.architectures.values import SWITCH
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.rotary import RotarySpec, rotary_table

@@ -9,13 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fastenc.models.architectures.base import (
-    Architecture,
-    Biases,
-    Names,
-    dropouts_in_layers,
-    in_layers,
-)
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import Biases
+from fastenc.models.architectures.names import Names, dropouts_in_layers, in_layers
 from fastenc.models.architectures.values import (
     ACTIVATION,
     COUNT,

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fastenc.models.architectures.base import Architecture, Biases
+from fastenc.models.architectures.base import Architecture
+from fastenc.models.architectures.modules import Biases
 from fastenc.models.config import EncoderConfig
 from fastenc.models.layer_stack import EncoderLayer
 from fastenc.nn import LayerNorm

@@ -4,13 +4,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fastenc.models.architectures import ARCHITECTURES
-from fastenc.models.architectures.base import HeadSpec
+from fastenc.models.architectures.modules import HeadSpec
 from fastenc.models.config import EncoderConfig
 from fastenc.models.encoder import Encoder
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.activation import activate_plain
 from fastenc.nn.embeddings import make_norm
-from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch

@@ -13,9 +13,10 @@ from fastenc.models.encoder import EncoderOutput, encoder_under_head
 from fastenc.models.layer_stack import EncoderLayer
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.activation import activate_plain
 from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import make_norm
-from fastenc.nn.layer import activate_plain, run_with_queries
+from fastenc.nn.layer import run_with_queries
 from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_spec import AttentionInputs, LayerState, NormSpec
 from fastenc.ops import linear_masked_cross_entropy

@@ -3,10 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastenc.models.architectures.base import HeadSpec
+from fastenc.models.architectures.modules import HeadSpec
 from fastenc.models.config import EncoderConfig
+from fastenc.nn.activation import activate_plain
 from fastenc.nn.embeddings import make_norm
-from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_spec import NormSpec
 
 
