@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc.nn.activation import activate_plain
 from fastenc.nn.evaluation_mode import trains
-from fastenc.nn.layer import activate_plain
 from fastenc.nn.layer_norm import LayerNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import layer_norm

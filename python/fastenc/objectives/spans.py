@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fastenc._base.seeds import derive_seed
 from fastenc.models import EncoderConfig, LossTerm, MaskedLM, ModelOutput
 from fastenc.nn import LayerNorm
+from fastenc.nn.activation import activate_plain
 from fastenc.nn.embedding_table import EmbeddingTable
-from fastenc.nn.layer import activate_plain
 from fastenc.objectives.base import Objective
 from fastenc.objectives.loss_terms import weighted_sum
 from fastenc.objectives.mlm import MlmCollator

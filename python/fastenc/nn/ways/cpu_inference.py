@@ -11,16 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastenc.nn.attend import attend_to_cache, attend_to_source, normalise_heads, project_positions
 from fastenc.nn.block_plan import plan_of
 from fastenc.nn.features import given_fields
 from fastenc.nn.global_attention import attend_globally
-from fastenc.nn.layer import (
-    attend_to_cache,
-    attend_to_source,
-    normalise_heads,
-    project_positions,
-    stacked_linear,
-)
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     DISENTANGLED,
@@ -43,6 +37,7 @@ from fastenc.nn.layer_spec import (
     stack,
     stack_biases,
 )
+from fastenc.nn.stacked_linear import stacked_linear
 from fastenc.ops import (
     activation,
     block_sparse_attention,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer import activate, drop
+from fastenc.nn.activation import activate, drop
 from fastenc.nn.layer_spec import CastWeights, FeedForwardSpec, LayerDropout, NormSpec
 from fastenc.nn.ways.sublayer_end import (
     cast_gradients,

@@ -8,8 +8,9 @@ the tensors that its gradients need. :mod:`fastenc.nn.layer` computes the same f
 import torch
 from torch import Tensor
 
+from fastenc.nn.attend import project_positions
 from fastenc.nn.global_attention import attend_from_globals
-from fastenc.nn.layer import in_autocast_dtype, project_positions
+from fastenc.nn.layer import in_autocast_dtype
 from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
