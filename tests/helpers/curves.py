@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from fastenc.train import loop
+from fastenc.train import run_report
 from fastenc.train.plot import plot_log
 
 
@@ -18,8 +18,8 @@ def with_curves():
 
 @contextmanager
 def _drawn_by(draw):
-    before, loop.plot_log = loop.plot_log, draw
+    before, run_report.plot_log = run_report.plot_log, draw
     try:
         yield
     finally:
-        loop.plot_log = before
+        run_report.plot_log = before

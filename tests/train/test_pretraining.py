@@ -18,7 +18,7 @@ from fastenc.train import (
     objective_trainer,
     task_trainer,
 )
-from fastenc.train.pretraining import families_of
+from fastenc.train.new_model import families_of
 from tests.helpers.training_run import assert_bitwise_equal, documents, weights, word_tokenizer
 
 OPTIONS = ObjectiveOptions(block_size=32, probability=0.3)

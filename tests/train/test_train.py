@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, loop
+from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, run_report
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from fastenc.train.optimizer import lr_factor, parameter_groups
@@ -94,15 +94,15 @@ def test_curves_are_drawn_after_evaluations_but_not_too_often_and_at_the_end(
     seconds, plots, tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_PLOTS", seconds)
-    monkeypatch.setattr(loop, "plot_log", lambda *given, **options: drawn.append(given))
+    monkeypatch.setattr(run_report, "SECONDS_BETWEEN_PLOTS", seconds)
+    monkeypatch.setattr(run_report, "plot_log", lambda *given, **options: drawn.append(given))
     build(tmp_path, max_steps=3, eval_every=1).train()
     assert len(drawn) == plots
 
 
 def test_without_a_terminal_the_logs_lines_are_printed(tmp_path, capsys):
     trainer = build(tmp_path, max_steps=4, eval_every=4, log_every=2)
-    trainer.show_progress = None
+    trainer.report.show_progress = None
     trainer.train()
     lines = capsys.readouterr().err.splitlines()
     assert [line[:11] for line in lines] == [

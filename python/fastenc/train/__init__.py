@@ -3,7 +3,9 @@
 from fastenc.train.config import TrainConfig, fine_tuning_lr
 from fastenc.train.finetuning import task_trainer
 from fastenc.train.loop import Trainer
-from fastenc.train.pretraining import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
+from fastenc.train.new_model import NewModel
+from fastenc.train.objective_options import ObjectiveOptions
+from fastenc.train.pretraining import PretrainConfig, objective_trainer
 
 __all__ = [
     "NewModel",

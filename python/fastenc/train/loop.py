@@ -3,8 +3,6 @@
 import json
 import math
 import signal
-import sys
-import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,7 +16,6 @@ import torch
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.prefetch import prefetch
-from fastenc._base.progress import progress_bar
 from fastenc._base.seeds import derive_seed
 from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
@@ -31,22 +28,18 @@ from fastenc.packing import ModelArguments
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
-from fastenc.train.log import Log
 from fastenc.train.model_card import Origin, write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.parallel import PARALLEL
-from fastenc.train.plot import plot_log
 from fastenc.train.processes import on_main_process, process_state, together
+from fastenc.train.run_report import RunReport, duration
 from fastenc.train.schedule import Schedule
 from fastenc.train.step_statistics import StepStatistics
-from fastenc.train.tracking import check_trackers, start_trackers, stop_trackers
+from fastenc.train.tracking import check_trackers
 
 Collate = Callable[[Sequence[Any], int], ModelArguments]
 Evaluate = Callable[[Any], dict[str, float]]
 STEPS_TO_ESTIMATE = 5  # after this many steps the remaining time is estimated and printed
-SECONDS_BETWEEN_PLOTS = (
-    10.0  # a plot takes half a second, as long as the evaluation of a small model
-)
 
 
 class Best(TypedDict):
@@ -150,7 +143,8 @@ class Trainer:
         self.examples, self.collate = examples, collate
         self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
         self.calibrate = calibrate
-        self.show_progress, self.summary, self.titles = show_progress, summary, titles
+        self.summary, self.titles = summary, titles
+        self.report = RunReport(self.accelerator, self.output_dir, show_progress)
         self.origin, self.held_out = origin, held_out
         self.processes = self.accelerator.num_processes
         lengths = torch.as_tensor(lengths)
@@ -236,7 +230,7 @@ class Trainer:
                 with self.interruption:
                     self._run()
             finally:
-                stop_trackers(self.accelerator)
+                self.report.close()
             self._finish()
         return self.best["metrics"] if self.best else {}
 
@@ -247,21 +241,12 @@ class Trainer:
     def _run(self) -> None:
         if self._out_of_patience():  # a run that was resumed after its end
             return
-        config, self.statistics = self.config, StepStatistics()
-        main, first, plotted = self.accelerator.is_main_process, self.step, time.monotonic()
+        config, self.statistics, first = self.config, StepStatistics(), self.step
         remaining = islice(self.schedule.batches_from(self.step), self.total_steps - self.step)
-        bar = progress_bar(
-            prefetch(self._collate_step, enumerate(remaining, self.step)),
-            "training",
-            "step",
-            self.show_progress if main else False,
-            initial=self.step,
-            total=self.total_steps,
-        )
-        self._print("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
-        shows_bar = hasattr(bar, "set_postfix")
-        self.prints_lines = self.show_progress is None and not shows_bar
-        for batches in bar:
+        collated = prefetch(self._collate_step, enumerate(remaining, self.step))
+        steps_with_bar = self.report.bar(collated, self.step, self.total_steps)
+        self.report.print("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
+        for batches in steps_with_bar:
             self._optimiser_step(batches)
             self.step += 1
             last = self.step == self.total_steps
@@ -273,12 +258,10 @@ class Trainer:
             if logs or saves:
                 self._read_statistics()
             if logs:
-                self._log(epoch + done / steps, bar if shows_bar else None)
+                self._log(epoch + done / steps)
             if evaluates:
                 self._evaluate()
-                if main and time.monotonic() - plotted > SECONDS_BETWEEN_PLOTS:
-                    self._plot()
-                    plotted = time.monotonic()
+                self.report.plot_if_due(**self._about_curves())
             stops = self._interrupted()
             if saves or stops:
                 self._save()
@@ -287,36 +270,34 @@ class Trainer:
                 if isinstance(self.adamw, AdamW):
                     self.adamw.forget_copies()
             if stops and not last:
-                if main:
-                    self._plot()
+                self.report.plot(**self._about_curves())
                 self._raise_interrupted()
             if self._out_of_patience():
                 return
             if self.step - first == STEPS_TO_ESTIMATE and self.statistics.steps and not last:
-                self._print(f"about {_duration(self._time_left())} left")
+                self.report.print(f"about {duration(self._time_left())} left")
 
     def _out_of_patience(self) -> bool:
         """Whether to stop because the evaluations no longer improve."""
         patience = self.config.patience
         if patience is None or self.evaluations_since_best < patience:
             return False
-        self._print(f"stopped at step {self.step:,}: {patience} evaluations without an improvement")
+        self.report.print(
+            f"stopped at step {self.step:,}: {patience} evaluations without an improvement"
+        )
         return True
 
-    def _log(self, epoch: float, bar: Any | None) -> None:
+    def _log(self, epoch: float) -> None:
         """Write the line for the steps since the last one, and show it in the bar."""
         line = self.statistics.close()
-        if not self.accelerator.is_main_process:
-            return
-        if bar is not None:
-            bar.set_postfix({name: _short(value) for name, value in line.items()})
+        self.report.show(line)
         # That of the weights, without the factor for a mix of layers.
         learning_rate = max(
             float(group["lr"]) / max(group["lr_scale"], 1.0)
             for group in self.optimizer.param_groups
         )
-        note = f"left {_duration(self._time_left())}"
-        self._write(note, epoch=epoch, learning_rate=learning_rate, **line)
+        note = f"left {duration(self._time_left())}"
+        self.report.write(self.step, note, epoch=epoch, learning_rate=learning_rate, **line)
 
     def _interrupted(self) -> bool:
         """Whether to stop because of a signal. With several processes, all decide by the votes that were read last."""
@@ -335,11 +316,6 @@ class Trainer:
     def _time_left(self) -> float:
         """Seconds that the remaining steps take at the speed so far, evaluations and checkpoints excluded."""
         return self.statistics.seconds_per_step() * (self.total_steps - self.step)
-
-    def _print(self, text: str) -> None:
-        """Print a text on stderr, from the main process only."""
-        if self.accelerator.is_main_process and self.show_progress is not False:
-            print(text, file=sys.stderr, flush=True)
 
     def _collate_step(
         self, numbered: tuple[int, list[list[int]]]
@@ -374,8 +350,7 @@ class Trainer:
             self.evaluations_since_best = state.get("evaluations since best", 0)
         if self.accelerator.is_main_process:
             self._remove_old()
-            self.log = Log(self.output_dir / "log.jsonl", self.step)
-        start_trackers(self.accelerator, self.output_dir, self.step, self.fingerprint)
+        self.report.open(self.step, self.fingerprint)
 
     def _restore_random_states(self, states: dict[str, torch.Tensor], step: int) -> None:
         """Restore this process's random states. If the number of processes has changed, seed new ones."""
@@ -477,27 +452,15 @@ class Trainer:
                         f"step's data. Last good checkpoint: {last}"
                     )
 
-    def _write(self, note: str = "", **values: float) -> None:
-        """Write a line to the log, to the trackers and, if there is no bar, with ``note`` to stderr."""
-        self.log.write(step=self.step, **values)
-        self.accelerator.log(values, step=self.step)
-        if self.prints_lines:
-            shown = {name: value for name, value in values.items() if name != "steps_per_day"}
-            words = [f"step {self.step:,} of {self.total_steps:,}"]
-            words += [f"{name} {_short(value)}" for name, value in shown.items()]
-            print("  ".join(filter(None, [*words, note])), file=sys.stderr, flush=True)
-
-    def _plot(self) -> None:
-        """Write curves.png."""
+    def _about_curves(self) -> dict[str, Any]:
+        """The metric, the best step and the title of curves.png."""
         files = self.origin.train if self.origin else ()
         data = ", ".join(Path(name).name for name in files) or f"{len(self.examples):,} examples"
-        plot_log(
-            self.log.path,
-            self.output_dir / "curves.png",
-            self.metric,
-            best=self.best["step"] if self.best else None,
-            title=f"{self.output_dir.name}, trained on {data}",
-        )
+        return {
+            "metric": self.metric,
+            "best": self.best["step"] if self.best else None,
+            "title": f"{self.output_dir.name}, trained on {data}",
+        }
 
     def _evaluate(self) -> None:
         """Evaluate the model, log the metrics, and record this step if it is the best so far."""
@@ -508,9 +471,8 @@ class Trainer:
         with self.accelerator.autocast():
             metrics = on_main_process(partial(self._measure, self.evaluate, model))
         checkpoints.restore_random_state(before)
-        if self.accelerator.is_main_process:
-            values = {f"eval_{name}": value for name, value in metrics.items()}
-            self._write("", **values)
+        values = {f"eval_{name}": value for name, value in metrics.items()}
+        self.report.write(self.step, "", **values)
         if self.metric not in metrics:
             raise ValueError(
                 f"metric must be one of the evaluation's {sorted(metrics)}, got {self.metric!r}: give one of them"
@@ -582,7 +544,7 @@ class Trainer:
             )
             about = self.fingerprint, self.summary, metrics, self.titles
             write_card(self.output_dir, model, *about, self.origin, self.held_out)
-            self._plot()
+            self.report.plot(**self._about_curves())
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:
@@ -599,19 +561,6 @@ def _checksum(lengths: torch.Tensor) -> int:
     for block in lengths.split(2**20):
         checksum = zlib.crc32(block.long().contiguous().numpy(), checksum)
     return checksum
-
-
-def _duration(seconds: float) -> str:
-    """A time such as 3h20m, 5m10s or 12s."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _model_settings(model: PretrainedModel) -> dict[str, object]:
