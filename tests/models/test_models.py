@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from fastenc import packing
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
 from fastenc.ops import unpack
-from fastenc.packing import pack_sequences
+from fastenc.packing import offsets, pack_sequences
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import ENCODERS, FAMILIES, model, padded_batch
@@ -344,8 +343,8 @@ def test_bad_batches_are_named(tmp_path, minilm):
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("tokens", [40, 400], ids=["few", "many"])
 def test_offsets_are_checked_once_a_batch(grad, tokens, monkeypatch):
-    checked, check = [], packing._check_offsets
-    monkeypatch.setattr(packing, "_check_offsets", lambda *a: (checked.append(a), check(*a)))
+    checked, check = [], offsets._check_offsets
+    monkeypatch.setattr(offsets, "_check_offsets", lambda *a: (checked.append(a), check(*a)))
     encoder = Encoder(EncoderConfig(50, 32, 4, 2, 48, 16)).train(grad)
     batch = pack_sequences([[1] * 10] * (tokens // 10))
     with torch.set_grad_enabled(grad):

@@ -3,18 +3,17 @@
 The host packs a batch once, before the embeddings. ``fastenc.ops.unpack`` restores the padded layout if it is needed.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from operator import sub
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastenc._base import debug
 from fastenc._base.transfer import send
+from fastenc.packing.offsets import check_cu_seqlens, check_global_tokens
 
 BUILD = "build the batch with fastenc.packing.pack or pack_sequences"
 
@@ -168,106 +167,6 @@ class PackedBatch:
         return torch.searchsorted(self.global_tokens, ends).tolist()
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Documents whose chunks are the sequences of a packed batch.
-
-    Fields (B = sequences, D = documents):
-        cu_chunks: (D+1,) int32, offsets of the documents among the sequences, from 0 to B.
-        max_chunks: the largest number of chunks of a document, a host int.
-        position_ids: (B,) int64, position of each chunk in its document, from 0.
-        groups: (sequences, tokens, longest sequence) of each group, host ints for :meth:`PackedBatch.split`. Inference
-            encodes one group at a time.
-    """
-
-    cu_chunks: Tensor
-    max_chunks: int
-    position_ids: Tensor
-    groups: tuple[tuple[int, int, int], ...]
-
-    def to(self, device: torch.device | str, non_blocking: bool = True) -> "Documents":
-        """The same documents with their tensors on ``device``."""
-        move = lambda tensor: send(tensor, device, non_blocking)
-        return replace(self, cu_chunks=move(self.cu_chunks), position_ids=move(self.position_ids))
-
-
-class ModelArguments(TypedDict, total=False):
-    """A model's keyword arguments, as a collator makes them. Each model's forward describes its own."""
-
-    batch: PackedBatch
-    target: PackedBatch
-    labels: Tensor
-    label_smoothing: float
-    max_labels: int
-    pair_labels: Tensor
-    uniform_samples: Tensor
-    documents: Documents
-    text_ids: Tensor
-    groups: tuple[tuple[int, int, int], ...]
-    lists: Tensor
-    teacher: Tensor
-    guide: Tensor
-    flops_share: Tensor
-    spans: Tensor
-    windows: Tensor
-    starts: Tensor
-    ends: Tensor
-    word_rows: Tensor
-    cu_words: Tensor
-
-
-def pack_documents(
-    chunk_lengths: Sequence[Sequence[int]], tokens_at_once: int = 16_384
-) -> Documents:
-    """The :class:`Documents` of a batch that holds the chunks in the given order.
-
-    Args:
-        chunk_lengths: for each document, the numbers of tokens of its chunks.
-        tokens_at_once: largest number of tokens in a group; a single chunk may have more.
-    Raises: ValueError for a document without chunks.
-    """
-    counts = [len(lengths) for lengths in chunk_lengths]
-    if 0 in counts:
-        raise ValueError(
-            f"a document must have at least one chunk, document {counts.index(0)} has none: leave it out of the batch"
-        )
-    return Documents(
-        cu_chunks=torch.tensor([0, *accumulate(counts)], dtype=torch.int32),
-        max_chunks=max(counts, default=0),
-        position_ids=torch.tensor([i for n in counts for i in range(n)], dtype=torch.int64),
-        groups=token_groups(chain.from_iterable(chunk_lengths), tokens_at_once),
-    )
-
-
-def token_groups(lengths: Iterable[int], tokens_at_once: int) -> tuple[tuple[int, int, int], ...]:
-    """Consecutive sequences in groups of at most ``tokens_at_once`` tokens, for :meth:`PackedBatch.split`.
-
-    A sequence that is longer is a group by itself.
-    Returns: (sequences, tokens, longest sequence) of each group.
-    """
-    groups: list[tuple[int, int, int]] = []
-    sequences = tokens = longest = 0
-    for length in lengths:
-        if sequences and tokens + length > tokens_at_once:
-            groups.append((sequences, tokens, longest))
-            sequences = tokens = longest = 0
-        sequences, tokens, longest = sequences + 1, tokens + length, max(longest, length)
-    if sequences:
-        groups.append((sequences, tokens, longest))
-    return tuple(groups)
-
-
-def single_chunks(batch: PackedBatch) -> Documents:
-    """:class:`Documents` in which each sequence of a batch is a document with one chunk, all in one group."""
-    count, device = batch.num_sequences, batch.cu_seqlens.device
-    return Documents(
-        cu_chunks=torch.arange(count + 1, dtype=torch.int32, device=device),
-        max_chunks=min(count, 1),
-        position_ids=torch.zeros(count, dtype=torch.int64, device=device),
-        groups=((count, batch.total_tokens, batch.max_seqlen),),
-    )
-
-
 def pack(
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
@@ -415,84 +314,3 @@ def pack_targets(
         inputs.append([labels[-1] if start_id is None else start_id, *shifted])
     flat = list(chain.from_iterable(label_sequences))
     return pack_sequences(inputs), torch.tensor(flat, dtype=torch.int64)
-
-
-# The last offsets that passed the check: a weak reference to them, their version, and the total_tokens and max_seqlen
-# of that check. The tuple is replaced as a whole, because several threads may check.
-_last_checked: tuple[Callable[[], Tensor | None], int | None, int, int] = (lambda: None, 0, 0, 0)
-
-
-def check_cu_seqlens(
-    cu_seqlens: Tensor, total_tokens: int, max_seqlen: int, suffix: str = ""
-) -> None:
-    """Check offsets: int32, one-dimensional, from 0 to total_tokens, non-decreasing, no sequence above max_seqlen.
-
-    The values are checked on CPU tensors only, because on a GPU the check would wait for the device. Every layer calls
-    this, but the values of a batch are read once: a second call with the same tensor returns early. The C++ kernels
-    check again that no offset leads outside the buffers. With FASTENC_DEBUG=1 every call reads them, on every device.
-
-    Args: suffix: appended to the names in messages; "_q" makes cu_seqlens_q and max_seqlen_q.
-    Raises: ValueError stating rule, received value, remedy.
-    """
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(
-            f"cu_seqlens{suffix} must be int32 of shape (batch+1,), got {cu_seqlens.dtype} of shape "
-            f"{tuple(cu_seqlens.shape)}: build it with fastenc.packing.pack"
-        )
-    if max_seqlen < 0:
-        raise ValueError(
-            f"max_seqlen{suffix} must be at least 0, got {max_seqlen}: pass the batch's max_seqlen"
-        )
-    if not debug.may_read(cu_seqlens):
-        return
-    global _last_checked
-    version = None if cu_seqlens.is_inference() else cu_seqlens._version
-    checked, *checked_with, longest = _last_checked
-    same = checked() is cu_seqlens and checked_with == [version, total_tokens]
-    if same and longest <= max_seqlen and not debug.ENABLED:
-        return
-    _check_offsets(cu_seqlens.tolist(), total_tokens, max_seqlen, suffix)
-    _last_checked = weakref.ref(cu_seqlens), version, total_tokens, max_seqlen
-
-
-def check_global_tokens(global_tokens: Tensor, tokens: int, op: str = "") -> None:
-    """Check global tokens: int64, one-dimensional, ascending indices of tokens. Values are checked on a CPU only.
-
-    Args: op: begins the message.
-    Raises: ValueError stating rule, received value, remedy.
-    """
-    if global_tokens.dtype != torch.int64 or global_tokens.dim() != 1:
-        raise ValueError(
-            f"{op}global_tokens must be int64 of shape (G,), indices in the packed batch, got {global_tokens.dtype} of "
-            f"shape {tuple(global_tokens.shape)}: fastenc.packing.first_tokens makes such a tensor"
-        )
-    if not debug.may_read(global_tokens) or not len(global_tokens):
-        return
-    ascend = bool((global_tokens.diff() > 0).all())
-    if not ascend or int(global_tokens[0]) < 0 or int(global_tokens[-1]) >= tokens:
-        raise ValueError(
-            f"{op}global_tokens must ascend from at least 0 to less than the {tokens} tokens of the batch, got "
-            f"{global_tokens.tolist()[:8]}: give each global token once"
-        )
-
-
-def _check_offsets(offsets: list[int], total_tokens: int, max_seqlen: int, suffix: str) -> None:
-    if offsets[0] != 0 or offsets[-1] != total_tokens:
-        raise ValueError(
-            f"cu_seqlens{suffix} must run from 0 to the number of tokens {total_tokens}, "
-            f"got {offsets[0]} to {offsets[-1]}: were tokens cut after packing?"
-        )
-    lengths = list(map(sub, offsets[1:], offsets))
-    if not lengths or (min(lengths) >= 0 and max(lengths) <= max_seqlen):
-        return
-    for i, length in enumerate(lengths):
-        if length < 0:
-            raise ValueError(
-                f"cu_seqlens{suffix} must not decrease, got {offsets[i]} then {offsets[i + 1]} at index {i + 1}: "
-                "give offsets, not lengths"
-            )
-        if length > max_seqlen:
-            raise ValueError(
-                f"max_seqlen{suffix} must be at least the longest sequence, got {max_seqlen} but sequence {i} has "
-                f"{length} tokens: pass the batch's max_seqlen"
-            )
