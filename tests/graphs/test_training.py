@@ -7,8 +7,8 @@ import torch
 
 import fastenc
 from fastenc.graphs import TrainingRunner
+from fastenc.graphs.recorded_steps import RecordedSteps
 from fastenc.graphs.token_buckets import bucket_of, pad_to
-from fastenc.graphs.training import RecordedSteps
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, TokenClassifier
 from fastenc.packing import check_cu_seqlens, pack_sequences
 from tests.helpers.recording import Repeat

@@ -8,18 +8,10 @@ from torch import Tensor
 
 from fastenc.nn.layer import run_single_ops, start
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    AttentionInputs,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-    NormSpec,
-    RelativePositions,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, RelativePositions
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
+from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.relative_positions import RelativePositionSpec, distance_slots
 from fastenc.nn.rotary import RotarySpec, rotary_table
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.nn.layer import run_single_ops, run_with_queries
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_spec import LayerState
+from fastenc.nn.layer_inputs import LayerState
 from fastenc.packing import pack
 from tests.helpers.families import config, model, padded_batch
 

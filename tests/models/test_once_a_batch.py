@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fastenc
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.nn import cast_weights as casts
-from fastenc.nn.layer_spec import LayerDropout, with_rng_states
+from fastenc.nn.layer_dropout import LayerDropout, with_rng_states
 from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.ops import attention, layer_norm
 from fastenc.ops.attention import sequence_bounds

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.nn.layer import run_single_ops
-from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.layer_dropout import LayerDropout
 from fastenc.nn.ways import fused_sublayers
 from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.packing import pack_sequences

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.layer_dropout import LayerDropout
 from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.ops import linear_gelu
 from fastenc.ops.linear_gelu import SWITCH

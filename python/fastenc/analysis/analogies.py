@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc.analysis.static_vectors import StaticVectors
-from fastenc.data.readers import numbered_lines
+from fastenc.data.rows import numbered_lines
 
 Question = tuple[str, str, str, str]
 Sections = dict[str, list[Question]]

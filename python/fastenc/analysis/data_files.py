@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.relations import Tree, read_trees
 from fastenc.data.columns import read_tagged
-from fastenc.data.readers import file_type_of, numbered_lines
+from fastenc.data.rows import file_type_of, numbered_lines
 from fastenc.data.senses import SenseData, read_senses
 
 WORD_PAIRS, TEXT_PAIRS = ("word1", "word2", "score"), ("sentence1", "sentence2", "score")

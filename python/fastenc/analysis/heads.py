@@ -11,7 +11,9 @@ from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.features import features_of
-from fastenc.nn.layer_spec import AttentionInputs, neighbours_to_halves, stack, stack_biases
+from fastenc.nn.layer_inputs import AttentionInputs
+from fastenc.nn.layer_spec import neighbours_to_halves
+from fastenc.nn.layer_weights import stack, stack_biases
 from fastenc.ops import head_statistics, rms_norm, rotary
 from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics

@@ -16,7 +16,8 @@ from fastenc.analysis.intervals import Interval, mean_interval, spearman_interva
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
 from fastenc.analysis.states import inner_tokens, visit_texts
-from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.data.readers import number_of, text_of
+from fastenc.data.rows import numbered_rows
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.models.embedding.word_vectors import check_space
 from fastenc.models.encoder import Encoder

@@ -20,7 +20,8 @@ from fastenc.data import (
 )
 from fastenc.data.fertility import Fertility, plot_fertility
 from fastenc.data.languages import ALPHA, Chained, text_files
-from fastenc.data.readers import FileTexts, numbered_lines
+from fastenc.data.readers import FileTexts
+from fastenc.data.rows import numbered_lines
 from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.tasks.base import QUOTING
 from fastenc.text import load_tokenizer, save_tokenizer

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from fastenc.data.readers import file_type_of, numbered_lines
+from fastenc.data.rows import file_type_of, numbered_lines
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS

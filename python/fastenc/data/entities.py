@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
-from fastenc.data.readers import file_type_of, numbered_rows
+from fastenc.data.rows import file_type_of, numbered_rows
 from fastenc.text.tags import Span, scheme_of, spans
 
 

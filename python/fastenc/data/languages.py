@@ -6,7 +6,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from random import Random
 
-from fastenc.data.readers import TABLES, file_type_of, is_data_set, read_texts
+from fastenc.data.readers import read_texts
+from fastenc.data.rows import TABLES, file_type_of, is_data_set
 
 ALPHA = 0.3  # exponent of the smoothing, the value of XLM-R
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from fastenc.data.classification import check_tokens, encode_texts
-from fastenc.data.readers import number_of, numbered_rows, text_of
+from fastenc.data.readers import number_of, text_of
+from fastenc.data.rows import numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, token_groups
 from fastenc.text.tokenizers import TokenizerLike
 
@@ -74,7 +75,7 @@ def read_pairs(
         columns: names of the columns of a text, its partner and, without ``similarity``, optionally a hard negative.
         similarity: name of the column of the pairs' scores; None: the pairs have no scores.
         highest: the score of two texts with the same meaning; None: the largest in the file.
-        quoting: of a TSV file, see :func:`fastenc.data.readers.numbered_rows`.
+        quoting: of a TSV file, see :func:`fastenc.data.rows.numbered_rows`.
     Raises: ValueError for another number of columns, and with file and line for a malformed file or a score whose
         absolute value is above ``highest``.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
-from fastenc.data.readers import numbered_rows
+from fastenc.data.rows import numbered_rows
 from fastenc.text.tokenizers import TokenizerLike
 from fastenc.text.windows import owned
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 
 from fastenc.data.classification import check_tokens, encode_texts
-from fastenc.data.readers import Row, number_of, numbered_rows, text_of
+from fastenc.data.readers import number_of, text_of
+from fastenc.data.rows import Row, numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, token_groups
 from fastenc.text.tokenizers import TokenizerLike
 
@@ -75,7 +76,7 @@ def read_ranking(
     Args:
         query, document, label: names of the columns.
         teacher: name of the column of a teacher's scores; None: there are none.
-        quoting: of a TSV file, see :func:`fastenc.data.readers.numbered_rows`.
+        quoting: of a TSV file, see :func:`fastenc.data.rows.numbered_rows`.
     Raises: ValueError with file and line for a malformed file, a value of a wrong type, and lists of other lengths.
     """
     numbers = [label] if teacher is None else [label, teacher]

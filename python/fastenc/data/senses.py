@@ -10,7 +10,8 @@ import torch
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.columns import numbered_blocks
-from fastenc.data.readers import TABLES, file_type_of, numbered_lines, numbered_rows, text_of
+from fastenc.data.readers import text_of
+from fastenc.data.rows import TABLES, file_type_of, numbered_lines, numbered_rows
 from fastenc.data.words import check_room
 from fastenc.packing import ModelArguments, pack_sequences
 from fastenc.text.tokenizers import (

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.classification import TEXTS_AT_ONCE, check_tokens
-from fastenc.data.readers import Row, iterate_inputs, numbered_rows, text_of
+from fastenc.data.readers import iterate_inputs, text_of
+from fastenc.data.rows import Row, numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, pack_targets
 from fastenc.text.tokenizers import TokenizerLike
 
@@ -54,7 +55,7 @@ def read_text_to_text(
         source: names of the source's columns. The texts of several columns are joined as T5 does it: "sentence1: a
             sentence2: b" for the columns sentence1 and sentence2.
         target: name of the target's column, which may also hold numbers.
-        quoting: of a TSV file, see :func:`fastenc.data.readers.numbered_rows`.
+        quoting: of a TSV file, see :func:`fastenc.data.rows.numbered_rows`.
     Raises: ValueError with file and line for a missing column, an empty target and a malformed table.
     """
     sources, targets, lines = [], [], []

@@ -8,7 +8,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.layer_stack import LayerStack
 from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.layer_cache import LayerCache
-from fastenc.nn.layer_spec import Source
+from fastenc.nn.layer_inputs import Source
 from fastenc.nn.stack import run_stack
 from fastenc.packing import PackedBatch, check_cu_seqlens
 

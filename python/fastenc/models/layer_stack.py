@@ -17,17 +17,14 @@ from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import LayerSpec, NormSpec
+from fastenc.nn.layer_weights import (
     OWN_NORMS,
-    AttentionInputs,
     CrossWeights,
     GlobalWeights,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
     LayerWeights,
-    NormSpec,
     norm_factor,
     own_norm_factors,
     parameters_of,

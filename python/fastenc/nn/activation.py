@@ -4,13 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.nn.layer_spec import (
-    FeedForwardSpec,
-)
-from fastenc.ops import (
-    bias_gelu,
-    bias_glu,
-)
+from fastenc.nn.layer_spec import FeedForwardSpec
+from fastenc.ops import bias_gelu, bias_glu
 
 
 def drop(x: Tensor, p: float) -> tuple[Tensor, Tensor | None]:

@@ -10,15 +10,10 @@ from fastenc.nn.activation import drop
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.block_plan import plan_of
 from fastenc.nn.layer_cache import LayerCache
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    AttentionInputs,
-    AttentionSpec,
-    LayerDropout,
-    LayerWeights,
-    stack,
-    stack_biases,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs
+from fastenc.nn.layer_spec import AttentionSpec
+from fastenc.nn.layer_weights import LayerWeights, stack, stack_biases
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.stacked_linear import stacked_linear
 from fastenc.ops import (

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc.nn.layer_spec import AttentionInputs, AttentionSpec
+from fastenc.nn.layer_inputs import AttentionInputs
+from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops.block_sparse_attention import BlockPlan, first_rows, plan_rows
 
 # Blocks that a block in the middle sees beside the random ones.

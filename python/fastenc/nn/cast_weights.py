@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn import weight_copies
-from fastenc.nn.layer_spec import CastWeights, LayerWeights, stack_biases
+from fastenc.nn.layer_weights import CastWeights, LayerWeights, stack_biases
 from fastenc.nn.ways.fused_sublayers import mode_reason
 from fastenc.ops import dispatch
 

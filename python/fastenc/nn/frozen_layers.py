@@ -23,14 +23,10 @@ from fastenc.nn.layer_call import (
     FixedArguments,
     Prepared,
 )
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    AttentionInputs,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.ways import cpu_inference, int8_inference
 from fastenc.ops import dispatch
 

@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
-from fastenc.nn.layer_spec import LayerSpec, LayerWeights, stacked
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import LayerWeights, stacked
 from fastenc.nn.ways import cpu_inference, int8_inference
 from fastenc.nn.weight_block import in_one_block, join, split
 

@@ -8,16 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    AttentionInputs,
-    AttentionSpec,
-    GlobalWeights,
-    LayerDropout,
-    LayerWeights,
-    stack,
-    stack_biases,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs
+from fastenc.nn.layer_spec import AttentionSpec
+from fastenc.nn.layer_weights import GlobalWeights, LayerWeights, stack, stack_biases
 from fastenc.ops import checks, cross_attention, dispatch, global_window_attention
 from fastenc.ops.folded_attention import folded_attention
 from fastenc.ops.gemm import linear_in_one_order

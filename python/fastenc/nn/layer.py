@@ -23,21 +23,12 @@ from fastenc.nn.layer_call import (
     OWN_NORMS,
     LayerCall,
 )
-from fastenc.nn.layer_spec import (
-    LayerDropout,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-    NormSpec,
-    norm_factor,
-    stack_biases,
-)
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_inputs import LayerState
+from fastenc.nn.layer_spec import LayerSpec, NormSpec
+from fastenc.nn.layer_weights import LayerWeights, norm_factor, stack_biases
 from fastenc.nn.stacked_linear import stacked_linear
-from fastenc.ops import (
-    dispatch,
-    layer_norm,
-    rms_norm,
-)
+from fastenc.ops import dispatch, layer_norm, rms_norm
 from fastenc.ops.attention import triton_limit
 from fastenc.ops.gemm import linear
 

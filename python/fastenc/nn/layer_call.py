@@ -8,15 +8,10 @@ from torch import Tensor
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.features import given_fields
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    AttentionInputs,
-    CastWeights,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import CastWeights, LayerWeights
 
 # Tables made from the sequences' lengths. They spare a kernel work and change no result.
 DERIVED_INPUTS = frozenset({"bounds", "blocks"})

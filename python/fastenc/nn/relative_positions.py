@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer_spec import NormSpec, RelativePositions
+from fastenc.nn.layer_inputs import RelativePositions
+from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import layer_norm
 
 

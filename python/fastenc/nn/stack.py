@@ -17,16 +17,10 @@ from fastenc.nn.frozen_layers import FrozenLayers, frozen_stack
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
-from fastenc.nn.layer_spec import (
-    AttentionInputs,
-    AttentionSpec,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-    Source,
-    with_rng_states,
-)
+from fastenc.nn.layer_dropout import LayerDropout, with_rng_states
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, Source
+from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
+from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
 from fastenc.nn.relative_positions import PositionTable, RelativePositionSpec, relative_positions
 from fastenc.nn.rotary import RotarySpec, rotary_table, table_rows

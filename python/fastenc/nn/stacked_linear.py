@@ -5,10 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer_spec import (
-    stack,
-    stack_biases,
-)
+from fastenc.nn.layer_weights import stack, stack_biases
 from fastenc.ops.gemm import linear
 
 

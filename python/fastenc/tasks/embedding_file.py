@@ -10,7 +10,8 @@ import torch
 
 from fastenc._base.files import write_atomically
 from fastenc._base.progress import Counter
-from fastenc.data.readers import Row, in_parts, input_rows
+from fastenc.data.readers import in_parts, input_rows
+from fastenc.data.rows import Row
 from fastenc.models import Encoder
 from fastenc.models.embedding.encode import encode_parts
 from fastenc.models.embedding.text_batches import BATCHES_AT_ONCE
@@ -79,7 +80,7 @@ def embed_file(
         batch_size: number of texts in a batch.
         resume: continue an unfinished run after its last kept part; if there is none, start.
         model_name: folder or name on the hub of the model; a resumed run must have the same.
-        quoting: of a .tsv file, see :func:`fastenc.data.readers.numbered_rows`.
+        quoting: of a .tsv file, see :func:`fastenc.data.rows.numbered_rows`.
         show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
         options: those of :meth:`Encoder.encode` that say what a vector is.
     Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`, for a calibration that is no file of

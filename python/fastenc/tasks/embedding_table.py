@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.extras import require
-from fastenc.data.readers import Row, in_parts
+from fastenc.data.readers import in_parts
+from fastenc.data.rows import Row
 from fastenc.tasks.embedding_format import ROWS_AT_ONCE
 
 VECTOR = "embedding"  # name of the vectors' column

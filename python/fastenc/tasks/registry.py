@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fastenc.data.readers import MissingColumn
+from fastenc.data.rows import MissingColumn
 from fastenc.models import checkpoint
 from fastenc.tasks.base import Task
 from fastenc.tasks.classification import SequenceClassification

@@ -19,7 +19,8 @@ from fastenc.data.ranking import (
     iterate_candidates,
     read_ranking,
 )
-from fastenc.data.readers import in_parts, numbered_rows
+from fastenc.data.readers import in_parts
+from fastenc.data.rows import numbered_rows
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import CrossEncoder
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, BINARY, LOSSES

@@ -11,14 +11,8 @@ from torch import Tensor
 
 from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
-from fastenc.data.pairs import (
-    PairExample,
-    TextPairs,
-    collate_pairs,
-    encode_pairs,
-    read_pairs,
-)
-from fastenc.data.readers import numbered_rows
+from fastenc.data.pairs import PairExample, TextPairs, collate_pairs, encode_pairs, read_pairs
+from fastenc.data.rows import numbered_rows
 from fastenc.models import SentenceEmbedder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments

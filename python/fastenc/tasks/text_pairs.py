@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fastenc.data.pairs import PairExample, TextPairs, iterate_pairs
-from fastenc.data.readers import in_parts, numbered_rows
+from fastenc.data.readers import in_parts
+from fastenc.data.rows import numbered_rows
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.tasks.base import Model, Task
 

@@ -19,7 +19,8 @@ from fastenc._base.prefetch import prefetch
 from fastenc._base.seeds import derive_seed
 from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
-from fastenc.graphs.training import RecordedSteps, training_recorder
+from fastenc.graphs.recorded_steps import RecordedSteps
+from fastenc.graphs.training import training_recorder
 from fastenc.models import LossTerm, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adamw import AdamW

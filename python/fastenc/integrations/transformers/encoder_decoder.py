@@ -13,7 +13,7 @@ from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import ARCHITECTURES, Architecture
-from fastenc.nn.layer_spec import Source
+from fastenc.nn.layer_inputs import Source
 from fastenc.nn.stack import run_stack
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.ops import pack as pack_rows

@@ -36,13 +36,9 @@ from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import EmbeddingSpec
 from fastenc.nn.frozen_weights import FrozenWeights
-from fastenc.nn.layer_spec import (
-    NO_DROPOUT,
-    OWN_NORMS,
-    LayerDropout,
-    LayerSpec,
-    LayerWeights,
-)
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import OWN_NORMS, LayerWeights
 from fastenc.nn.relative_positions import position_rows
 
 if TYPE_CHECKING:

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
-from fastenc.nn.layer_spec import (
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import (
     OWN_NORMS,
-    AttentionInputs,
     CrossWeights,
     GlobalWeights,
-    LayerDropout,
-    LayerSpec,
-    LayerState,
     LayerWeights,
     norm_factor,
     own_norm_factors,

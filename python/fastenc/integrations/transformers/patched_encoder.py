@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fastenc.integrations.transformers.live_embeddings import tables_of
-from fastenc.integrations.transformers.live_encoder import (
-    FrozenOwner,
-    LiveEncoder,
-)
+from fastenc.integrations.transformers.live_encoder import FrozenOwner, LiveEncoder
 from fastenc.integrations.transformers.live_layer import LiveLayer
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.adapters.adaptation_state import AdaptationState
@@ -19,7 +16,8 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import AddedRows, embed, normalised_words
 from fastenc.nn.frozen_layers import FrozenLayers
-from fastenc.nn.layer_spec import LayerSpec, LayerWeights
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fastenc.models.adapters.adaptation_state import ENCODER_PARTS
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.adaptation import Bottleneck, LayerAdaptation, LowRank, LowRankRows
-from fastenc.nn.layer_spec import LayerWeights
+from fastenc.nn.layer_weights import LayerWeights
 
 if TYPE_CHECKING:
     from fastenc.models.encoder import Encoder

@@ -20,7 +20,7 @@ from fastenc.models.architectures.names import (
     in_layers,
 )
 from fastenc.models.architectures.values import ConfigValues, Rule
-from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.layer_dropout import LayerDropout
 
 MOST_LAYERS = 1000
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.names import Names, first_norms, in_layers
 from fastenc.models.architectures.values import COUNT, PROBABILITY, SWITCH, ConfigValues
-from fastenc.nn.layer_spec import LayerDropout, LayerSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import LayerSpec
 
 POSITION_OFFSET = 2  # rows of the position table that transformers leaves unused
 TABLE = "embed_tokens.weight"

@@ -15,7 +15,8 @@ from fastenc.models.architectures.modules import Biases, HeadSpec, PositionModul
 from fastenc.models.architectures.names import BERT_CONFIG, Names
 from fastenc.models.architectures.values import FIELDS, ID, SWITCH, ConfigValues, Rule, check, shown
 from fastenc.nn.convolution import ConvolutionSpec
-from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
 from fastenc.nn.rotary import RotarySpec

@@ -30,7 +30,8 @@ from fastenc.models.architectures.values import (
     integer,
 )
 from fastenc.nn.convolution import ConvolutionSpec
-from fastenc.nn.layer_spec import LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import LayerSpec, NormSpec
 from fastenc.nn.relative_positions import RelativePositionSpec
 from fastenc.ops.activation import ACTIVATIONS
 

@@ -7,7 +7,7 @@ from fastenc.models.architectures.base import Architecture
 from fastenc.models.architectures.modules import HeadSpec
 from fastenc.models.architectures.names import BERT_EMBEDDINGS, Names, dropouts_in_layers, in_layers
 from fastenc.models.architectures.values import PROBABILITY
-from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.layer_dropout import LayerDropout
 
 
 class DistilBert(Architecture):

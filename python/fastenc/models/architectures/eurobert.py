@@ -11,7 +11,8 @@ from fastenc.models.architectures.modules import Biases, HeadSpec
 from fastenc.models.architectures.names import BERT_CONFIG, Names, first_norms, in_layers
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import COUNT, POSITIVE, SWITCH, TABLE, ConfigValues, one_of
-from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.ops.activation import ACTIVATIONS
 

@@ -12,7 +12,7 @@ from fastenc.models.architectures.modules import Biases, HeadSpec
 from fastenc.models.architectures.names import BERT_CONFIG, dropouts_in_layers, split_rows
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, ConfigValues, check
-from fastenc.nn.layer_spec import LayerDropout
+from fastenc.nn.layer_dropout import LayerDropout
 
 # The remote code's names in a layer → transformers'.
 HUB_LAYER = {

@@ -26,7 +26,8 @@ from fastenc.models.architectures.values import (
     check,
     one_of,
 )
-from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.rotary import RotarySpec
 from fastenc.ops.activation import ACTIVATIONS
 
@@ -35,8 +36,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 OLD_THETA = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 WIDEST = 2**30  # a window that hides nothing, and that the kernels' integers hold
 HEAD = {"dense": "head.dense", "norm": "head.norm"}
-
-
 LAYER_TYPES = Rule(
     f"a list of {FULL!r} and {SLIDING!r}",
     lambda value: (

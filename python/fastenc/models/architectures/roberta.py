@@ -8,7 +8,8 @@ from dataclasses import replace
 from fastenc.models.architectures.bert import Bert
 from fastenc.models.architectures.modules import HeadSpec
 from fastenc.models.architectures.names import Names, first_norms, in_layers
-from fastenc.nn.layer_spec import LayerDropout, LayerSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import LayerSpec
 
 
 class Roberta(Bert):

@@ -22,7 +22,8 @@ from fastenc.models.architectures.values import (
     integer,
     shown,
 )
-from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerDropout, LayerSpec, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from fastenc.nn.relative_bias import RelativeBiasSpec
 from fastenc.ops.activation import ACTIVATIONS
 

@@ -18,7 +18,8 @@ from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import run_with_queries
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_spec import AttentionInputs, LayerState, NormSpec
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import select_labelled

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fastenc.nn import layer
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_spec import LayerState
+from fastenc.nn.layer_inputs import LayerState
 from fastenc.nn.ways import cpu_inference, fused_sublayers, int8_inference
 from fastenc.nn.ways.way import Way
 

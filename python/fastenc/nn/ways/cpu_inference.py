@@ -28,15 +28,9 @@ from fastenc.nn.layer_call import (
     PackedWeights,
     ProjectedPositions,
 )
-from fastenc.nn.layer_spec import (
-    AttentionInputs,
-    AttentionSpec,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-    stack,
-    stack_biases,
-)
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
+from fastenc.nn.layer_weights import LayerWeights, stack, stack_biases
 from fastenc.nn.stacked_linear import stacked_linear
 from fastenc.ops import (
     activation,

@@ -5,13 +5,10 @@ from torch import Tensor
 
 from fastenc.nn.block_plan import plan_of
 from fastenc.nn.global_attention import local_arguments
-from fastenc.nn.layer_spec import (
-    AttentionInputs,
-    AttentionSpec,
-    CastWeights,
-    LayerDropout,
-    NormSpec,
-)
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_inputs import AttentionInputs
+from fastenc.nn.layer_spec import AttentionSpec, NormSpec
+from fastenc.nn.layer_weights import CastWeights
 from fastenc.nn.ways.sublayer_end import (
     cast_gradients,
     dtypes_of,

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from fastenc.nn.layer_spec import AttentionSpec, CastWeights, LayerDropout, NormSpec, Source
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_inputs import Source
+from fastenc.nn.layer_spec import AttentionSpec, NormSpec
+from fastenc.nn.layer_weights import CastWeights
 from fastenc.nn.ways.sublayer_end import (
     cast_gradients,
     dtypes_of,

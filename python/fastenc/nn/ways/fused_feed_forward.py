@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.activation import activate, drop
-from fastenc.nn.layer_spec import CastWeights, FeedForwardSpec, LayerDropout, NormSpec
+from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_spec import FeedForwardSpec, NormSpec
+from fastenc.nn.layer_weights import CastWeights
 from fastenc.nn.ways.sublayer_end import (
     cast_gradients,
     dtypes_of,

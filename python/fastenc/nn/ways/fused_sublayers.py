@@ -21,7 +21,9 @@ from fastenc.nn.layer_call import (
     OWN_NORMS,
     LayerCall,
 )
-from fastenc.nn.layer_spec import LayerSpec, LayerState, LayerWeights, stack, stack_biases
+from fastenc.nn.layer_inputs import LayerState
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import LayerWeights, stack, stack_biases
 from fastenc.nn.ways.fused_attention import FusedAttention, attention_op
 from fastenc.nn.ways.fused_cross_attention import FusedCrossAttention
 from fastenc.nn.ways.fused_feed_forward import FusedFeedForward

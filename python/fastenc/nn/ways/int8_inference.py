@@ -10,13 +10,9 @@ from torch import Tensor
 
 from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
-from fastenc.nn.layer_spec import (
-    AttentionInputs,
-    LayerSpec,
-    LayerState,
-    LayerWeights,
-    stack_biases,
-)
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference
 from fastenc.ops import activation, dispatch, int8_products, library
 from fastenc.packing import check_cu_seqlens

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fastenc.nn.features import unknown_features
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_spec import LayerState
+from fastenc.nn.layer_inputs import LayerState
 
 
 @dataclass(frozen=True)
