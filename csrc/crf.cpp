@@ -7,11 +7,12 @@
 #include <numeric>
 #include <vector>
 
-#include "tensors.h"
+#include "sequences.h"
 
 namespace fastenc {
 namespace {
 
+constexpr const char* kOp = "crf";
 constexpr int64_t kWidestVector = 16;
 // The largest difference between transitions for which the recursion uses probabilities. Alphas are exact down to 1e-38
 // of their sum. Within this range the rest of a path weighs at most e^60 = 1e26 times as much after one tag as after
@@ -64,14 +65,27 @@ Scratch floats(int64_t count) { return Scratch(new float[count]); }
 // Where the sequences begin, and how many tokens of each are used: all of them without `seqused`.
 class Sequences {
  public:
-  Sequences(const Tensor& cu_seqlens, const std::optional<Tensor>& seqused) : offsets_(as_contiguous(cu_seqlens)) {
-    offset_ = read(offsets_);
+  Sequences(const Tensor& cu_seqlens, const std::optional<Tensor>& seqused, int64_t tokens)
+      : offsets_(as_contiguous(cu_seqlens)) {
+    offset_ = checked_offsets(kOp, offsets_, tokens, tokens);
     count = offsets_.numel() - 1;
-    if (seqused) used_ = read(lengths_.emplace(as_contiguous(*seqused)));
+    if (seqused) used_ = checked_lengths(lengths_.emplace(as_contiguous(*seqused)));
   }
   int64_t first(int64_t s) const { return offset_[s]; }
   int64_t next(int64_t s) const { return offset_[s + 1]; }
   int64_t length(int64_t s) const { return used_ ? used_[s] : next(s) - first(s); }
+
+  // The path that is given, a tag for each used token.
+  const int64_t* checked_tags(const Tensor& tags, int64_t num_tags) const {
+    STD_TORCH_CHECK(tags.scalar_type() == ScalarType::Long, kOp, ": tags must be int64");
+    const auto* values = static_cast<const int64_t*>(tags.const_data_ptr());
+    for (int64_t s = 0; s < count; ++s)
+      for (int64_t token = first(s); token < first(s) + length(s); ++token)
+        STD_TORCH_CHECK(
+            values[token] >= 0 && values[token] < num_tags, kOp, ": tags must be in [0, ", num_tags, "), got ",
+            values[token]);
+    return values;
+  }
 
   // Groups of sequences of similar lengths, the longest first; without `together` each group is one sequence.
   std::vector<CrfGroup> groups(bool together) const {
@@ -98,9 +112,16 @@ class Sequences {
   int64_t count;
 
  private:
-  static const int32_t* read(const Tensor& values) {
-    STD_TORCH_CHECK(values.scalar_type() == ScalarType::Int, "crf: cu_seqlens and seqused must be int32");
-    return static_cast<const int32_t*>(values.const_data_ptr());
+  const int32_t* checked_lengths(const Tensor& seqused) const {
+    STD_TORCH_CHECK(
+        seqused.scalar_type() == ScalarType::Int && seqused.numel() == count, kOp,
+        ": seqused must be int32, one number a sequence");
+    const auto* used = static_cast<const int32_t*>(seqused.const_data_ptr());
+    for (int64_t s = 0; s < count; ++s)
+      STD_TORCH_CHECK(
+          used[s] >= 0 && used[s] <= next(s) - first(s), kOp, ": seqused must be from 0 to each sequence's length, got ",
+          used[s], " of ", next(s) - first(s));
+    return used;
   }
 
   Tensor offsets_;
@@ -113,10 +134,10 @@ std::tuple<Tensor, Tensor, Tensor> forward(
     Tensor emissions, Tensor tags, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start, Tensor end,
     Tensor transitions) {
   Prepared prepared(emissions, start, end, transitions, false);
-  const Sequences sequences(cu_seqlens, seqused);
+  const Sequences sequences(cu_seqlens, seqused, emissions.size(0));
   Crf& a = prepared.arguments;
   tags = as_contiguous(tags);
-  a.tags = static_cast<const int64_t*>(tags.const_data_ptr());
+  a.tags = sequences.checked_tags(tags, a.num_tags);
   Tensor result = empty({sequences.count}, ScalarType::Float);
   Tensor alphas = empty({emissions.size(0), a.stride}, ScalarType::Float);
   Tensor norms = empty({emissions.size(0)}, ScalarType::Float);
@@ -143,11 +164,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     Tensor weights, Tensor emissions, Tensor tags, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start,
     Tensor end, Tensor transitions, Tensor alphas, Tensor norms) {
   Prepared prepared(emissions, start, end, transitions, false);
-  const Sequences sequences(cu_seqlens, seqused);
+  const Sequences sequences(cu_seqlens, seqused, emissions.size(0));
   Crf& a = prepared.arguments;
   tags = as_contiguous(tags);
   weights = as_contiguous(weights);
-  a.tags = static_cast<const int64_t*>(tags.const_data_ptr());
+  a.tags = sequences.checked_tags(tags, a.num_tags);
   a.alphas = static_cast<float*>(alphas.mutable_data_ptr());
   a.norms = static_cast<float*>(norms.mutable_data_ptr());
   const int64_t num_tags = a.num_tags, stride = a.stride;
@@ -194,7 +215,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 std::tuple<Tensor, Tensor> viterbi(
     Tensor emissions, Tensor cu_seqlens, std::optional<Tensor> seqused, Tensor start, Tensor end, Tensor transitions) {
   Prepared prepared(emissions, start, end, transitions, true);
-  const Sequences sequences(cu_seqlens, seqused);
+  const Sequences sequences(cu_seqlens, seqused, emissions.size(0));
   const Crf& a = prepared.arguments;
   Tensor path = empty({emissions.size(0)}, ScalarType::Long);
   Tensor scores = empty({sequences.count}, ScalarType::Float);
@@ -216,7 +237,7 @@ std::tuple<Tensor, Tensor> viterbi(
 std::tuple<Tensor, Tensor> nbest(
     Tensor emissions, Tensor cu_seqlens, Tensor start, Tensor end, Tensor transitions, int64_t n) {
   Prepared prepared(emissions, start, end, transitions, true);
-  const Sequences sequences(cu_seqlens, std::nullopt);
+  const Sequences sequences(cu_seqlens, std::nullopt, emissions.size(0));
   const Crf& a = prepared.arguments;
   const int64_t tokens = emissions.size(0), count = sequences.count;
   Tensor paths = empty({n, tokens}, ScalarType::Long);

@@ -1,6 +1,7 @@
 #include "linear_segment_max.h"
 
 #include "column_products.h"
+#include "sequences.h"
 
 namespace fastenc {
 namespace {
@@ -16,14 +17,14 @@ std::tuple<Tensor, Tensor> forward(Tensor x, Tensor weight, std::optional<Tensor
   const int64_t tokens = x.size(0), columns = weight.size(0), batch = cu_seqlens.numel() - 1;
   const FloatVector bias_values(bias);
   STD_TORCH_CHECK(!bias || bias->numel() == columns, "linear_segment_max: bias must have a number for each column");
+  const int32_t* offsets = checked_offsets("linear_segment_max", cu_seqlens, tokens, tokens);
   const bool bf16 = is_bfloat16(x);
   Tensor y = empty({batch, columns}, x.scalar_type()), argmax = empty({batch, columns}, ScalarType::Int);
   if (!y.numel()) return {y, argmax};
   std::vector<float> wide(bf16 ? y.numel() : 0);
   const SegmentMax a{
-      static_cast<const int32_t*>(cu_seqlens.const_data_ptr()),
-      bf16 ? wide.data() : static_cast<float*>(y.mutable_data_ptr()), static_cast<int32_t*>(argmax.mutable_data_ptr()),
-      batch, columns};
+      offsets, bf16 ? wide.data() : static_cast<float*>(y.mutable_data_ptr()),
+      static_cast<int32_t*>(argmax.mutable_data_ptr()), batch, columns};
   for (int64_t sequence = 0; sequence < batch; ++sequence) {
     if (a.cu_seqlens[sequence] != a.cu_seqlens[sequence + 1]) continue;
     std::fill_n(a.largest + sequence * columns, columns, 0.f);

@@ -1,9 +1,13 @@
 #include "segment_pool.h"
 
-#include "tensors.h"
+#include "sequences.h"
 
 namespace fastenc {
 namespace {
+
+const int32_t* offsets_of(const Tensor& cu_seqlens, int64_t tokens) {
+  return checked_offsets("segment_pool", cu_seqlens, tokens, tokens);
+}
 
 // The least number of sequences in a task.
 int64_t sequences(int64_t tokens, int64_t batch, int64_t width) {
@@ -20,7 +24,7 @@ std::tuple<Tensor, Tensor> forward(Tensor x, Tensor cu_seqlens, int64_t mode) {
   Tensor y = empty({batch, width}, x.scalar_type());
   Tensor argmax = max ? empty({batch, width}, ScalarType::Int) : empty({0}, ScalarType::Int);
   const SegmentPool a{
-      x.const_data_ptr(), static_cast<const int32_t*>(cu_seqlens.const_data_ptr()), y.mutable_data_ptr(),
+      x.const_data_ptr(), offsets_of(cu_seqlens, x.size(0)), y.mutable_data_ptr(),
       static_cast<int32_t*>(argmax.mutable_data_ptr()), width, static_cast<Pooling>(mode)};
   torch::stable::parallel_for(0, batch, sequences(x.size(0), batch, width), [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(2 * ((width + 15) / 16 * 16));
@@ -36,7 +40,7 @@ Tensor backward(Tensor dy, Tensor argmax, Tensor cu_seqlens, int64_t total_token
   const int64_t batch = dy.size(0), width = dy.size(1);
   Tensor dx = empty({total_tokens, width}, dy.scalar_type());
   const SegmentPool a{
-      dy.const_data_ptr(), static_cast<const int32_t*>(cu_seqlens.const_data_ptr()), dx.mutable_data_ptr(),
+      dy.const_data_ptr(), offsets_of(cu_seqlens, total_tokens), dx.mutable_data_ptr(),
       static_cast<int32_t*>(argmax.mutable_data_ptr()), width, static_cast<Pooling>(mode)};
   torch::stable::parallel_for(0, batch, sequences(total_tokens, batch, width), [&](int64_t begin, int64_t end) {
     FASTENC_CALL(segment_pool_backward, a, bf16, begin, end);
