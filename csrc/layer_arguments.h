@@ -36,7 +36,8 @@ class LayerAttentionTerms {
     STD_TORCH_CHECK(
         num_key_heads > 0 && num_heads % num_key_heads == 0, op, ": num_key_heads must divide num_heads");
     STD_TORCH_CHECK(
-        !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads),
+        !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == num_heads &&
+                           relative_bias->size(1) % 2 == 1),
         op, ": relative_bias must be (num_heads, 2 * R + 1)");
     STD_TORCH_CHECK(
         !rotary || (rotary->dim() == 2 && rotary->size(0) >= max_seqlen && rotary->size(1) <= head_dim),

@@ -24,9 +24,9 @@ def attention(cu_seqlens, cu_seqlens_k=None, longest=3):
     )
 
 
-def layer_attention(cu_seqlens):
+def layer_attention(cu_seqlens, relative_bias=None):
     weight = torch.zeros(48, 16)
-    inputs = (torch.zeros(6, 16), cu_seqlens, 3, None, None)
+    inputs = (torch.zeros(6, 16), cu_seqlens, 3, relative_bias, None)
     options = (1, 1, 16, 1.0, None, None, 0.0, -1, -1)
     return torch.ops.fastenc.encoder_layer_attention(
         *inputs, False, [weight], None, False, *options
@@ -143,3 +143,14 @@ def test_a_crf_refuses_a_tag_that_it_does_not_have(call, tag):
 def test_a_crf_refuses_more_used_tokens_than_a_sequence_has(call, used):
     message = f"seqused must be from 0 to each sequence's length, got {used} of 3"
     assert_refused("crf", message, lambda: call(offsets(0, 3, 6), offsets(0, used)))
+
+
+@needs_cpp
+def test_a_layer_refuses_a_table_of_biases_without_a_middle():
+    message = "relative_bias must be (num_heads, 2 * R + 1)"
+    layer_attention(offsets(0, 3, 6), torch.zeros(1, 5))
+    assert_refused(
+        "encoder_layer_attention",
+        message,
+        lambda: layer_attention(offsets(0, 3, 6), torch.zeros(1, 4)),
+    )
