@@ -167,7 +167,7 @@ class TableGradients {
  public:
   explicit TableGradients(const Call& call) : call_(call) {
     const int64_t heads = call.attention.num_heads;
-    const int64_t wanted = std::max<int64_t>(1, 32 / heads);  // enough tasks for many threads
+    const int64_t wanted = std::max<int64_t>(1, 32 / std::max<int64_t>(1, heads));  // enough tasks for many threads
     groups_ = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, call.sequences));
     bounds_ = share_sequences(call.offsets, call.sequences, groups_);
     tables_ = call.position_keys.has_value() + call.position_queries.has_value();

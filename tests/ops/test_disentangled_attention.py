@@ -130,6 +130,15 @@ def test_nan_stays_in_its_sequence_and_no_tokens_are_none(instruction_set):
 
 
 @needs_cpp
+def test_no_heads_have_no_results_and_no_gradients():
+    inputs = inputs_of((3, 2), 0, 16)
+    for impl in ("reference", "cpp"):
+        out = disentangled_attention(**inputs.arguments(), impl=impl)
+        assert out.shape == (5, 0, 16)
+        assert [x.shape for x in gradients(out, inputs, out)] == [x.shape for x in inputs.leaves()]
+
+
+@needs_cpp
 @pytest.mark.parametrize("terms", TERMS)
 def test_registration_passes_opcheck_and_compiles(terms):
     inputs = inputs_of((4, 6), 2, 16, terms)
