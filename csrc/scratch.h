@@ -20,6 +20,7 @@ inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
   const int64_t bytes = floats * sizeof(float) + line;
   if (buffer.size < bytes) {
     buffer.data.reset();  // frees the old memory before the new is allocated
+    buffer.size = 0;      // there is none if the allocation fails
     buffer.data.reset(new char[bytes]);
     buffer.size = bytes;
   }

@@ -1,3 +1,4 @@
+import sys
 import warnings
 
 import pytest
@@ -9,6 +10,7 @@ from fastenc.ops import attention, cross_attention, dispatch
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of, packed, plain, small_call, truth
 from tests.helpers.extension import needs_cpp
+from tests.helpers.processes import python
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -183,6 +185,34 @@ def test_long_sequences_keep_no_square_of_the_length():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     attention(qkv, cu_seqlens, 12000).sum().backward()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+AFTER_TOO_LITTLE_MEMORY = """
+import resource, torch
+from fastenc.ops import attention
+
+def attend(length):
+    qkv, offsets = torch.ones(length, 3, 1, 16), torch.tensor([0, length]).int()
+    return lambda: attention(qkv, offsets, length, window_size=(1, 1), impl="cpp")
+
+small, large = attend(1000), attend(300_000)
+small()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, resource.RLIM_INFINITY))
+try:
+    large()
+    raise SystemExit("the memory was enough")
+except RuntimeError:
+    assert (small() == 1).all()
+"""
+
+
+@needs_cpp
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_call_after_one_that_found_too_little_memory_works():
+    """A thread keeps its scratch from call to call, and has none after that error."""
+    done = python("-c", AFTER_TOO_LITTLE_MEMORY)
+    assert done.returncode == 0, done.stderr or done.returncode
 
 
 @needs_cpp
