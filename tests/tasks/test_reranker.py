@@ -7,6 +7,7 @@ import torch
 
 import fastenc
 from fastenc.data import train_tokenizer
+from fastenc.models import CrossEncoder as CrossEncoderOfFastenc
 from fastenc.models import EncoderConfig, SequenceClassifier
 from tests.helpers.commands import failure, run
 
@@ -67,6 +68,20 @@ def test_scores_are_those_of_a_cross_encoder(labels, config, tmp_path):
     ]
     assert [r["score"] for r in ranked] == pytest.approx([r["score"] for r in of_peer], rel=1e-4)
     assert reranker.predict([]).shape == (0,)
+
+
+@pytest.mark.parametrize("activation", ["Identity", "Tanh"])
+def test_the_activation_that_sentence_transformers_has_saved(activation, tmp_path):
+    from sentence_transformers import CrossEncoder
+
+    folder = str(cross_encoder_folder(tmp_path / "model", **stored("activation.Sigmoid")))
+    peer = CrossEncoder(folder, device="cpu", activation_fn=getattr(torch.nn, activation)())
+    peer.save_pretrained(str(tmp_path / "saved"))
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    expected = peer.predict(pairs, convert_to_tensor=True)
+    scores = fastenc.Reranker.from_pretrained(tmp_path / "saved").predict(pairs)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
+    assert CrossEncoderOfFastenc.from_pretrained(tmp_path / "saved").activation == activation
 
 
 def test_the_command_ranks_documents_for_each_query(tmp_path, capsys):

@@ -14,6 +14,7 @@ from fastenc.models.architectures import ARCHITECTURES, normalize_config
 from fastenc.models.architectures.values import NAMES, TABLE, TEXT, Rule, check
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HUB_FILES = [
     CONFIG,
@@ -28,7 +29,7 @@ HUB_FILES = [
     "*.model",
     "modules.json",
     "sentence_bert_config.json",
-    "config_sentence_transformers.json",
+    SENTENCE_CONFIG,
     "*/config.json",
     "sparse_linear.*",
     "colbert_linear.*",
@@ -79,7 +80,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The contents of a folder's config.json.
 
     If the folder has an adaptation that the PEFT library wrote without config.json, the contents are derived from the
-    base model's. Names of the hub's remote code are converted to transformers' current names.
+    base model's. Names of the hub's remote code are converted to transformers' current names. The activation of a
+    cross-encoder is where sentence-transformers' earlier versions have it.
 
     Raises: ValueError for a missing or malformed file.
     """
@@ -93,7 +95,17 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no {CONFIG}: give a folder written by save_pretrained"
         ) from None
     check(values, MODEL_RULES, f"{path}: ")
-    return normalize_config(values)
+    return normalize_config(_with_activation(folder, values))
+
+
+def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """config.json's values with the activation that a cross-encoder of newer sentence-transformers has in a file of its
+    own, which counts for more than config.json. Readers of other settings there report a file that is malformed."""
+    try:
+        stored = read_json(folder / SENTENCE_CONFIG).get("activation_fn")
+    except (OSError, ValueError):
+        return values
+    return values if stored is None else {**values, "sentence_transformers": {"activation_fn": stored}}
 
 
 def read_json(path: Path) -> dict[str, Any]:

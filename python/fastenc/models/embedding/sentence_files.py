@@ -20,6 +20,7 @@ from fastenc._base.files import member, write_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import NOT_NEGATIVE, Rule, check
 from fastenc.models.checkpoint import (
+    SENTENCE_CONFIG,
     read_any_json,
     read_json,
     read_tensor_file,
@@ -31,11 +32,7 @@ from fastenc.models.embedding.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 from fastenc.nn.scalar_mix import ScalarMix
 
-MODULES, TEXT, MAIN = (
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-)
+MODULES, TEXT, MAIN = "modules.json", "sentence_bert_config.json", SENTENCE_CONFIG
 # Pooling → its name in the files of sentence-transformers' first versions, which all versions read.
 FLAGS = {
     "cls": "pooling_mode_cls_token",
