@@ -50,6 +50,23 @@ def test_training_and_generate_are_the_models_own(family, loss_only):
     assert torch.equal(fused(**batch).logits, own(**batch).logits)
 
 
+@FAMILIES
+def test_labels_of_padding(family):
+    """As of targets that are padded with a token, and whose mask is given."""
+    own = whole(family, **NO_DROPOUT).train()
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches(family)
+    real = batch["labels"] != -100
+    batch["labels"] = batch["labels"].where(real, own.config.pad_token_id)
+    expected = own(**batch, decoder_attention_mask=real.long())
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        output = fused(**batch, decoder_attention_mask=real.long())
+    assert "because a padding token has a label" in str(given[-1].message)
+    close(output.loss, expected.loss)
+    close(output.logits, expected.logits, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
 def test_autocast(family):
     """Loss and all gradients, as one vector, are at most twice as far from float32 as the model's own, and a step."""

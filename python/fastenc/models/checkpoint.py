@@ -105,7 +105,9 @@ def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         stored = read_json(folder / SENTENCE_CONFIG).get("activation_fn")
     except (OSError, ValueError):
         return values
-    return values if stored is None else {**values, "sentence_transformers": {"activation_fn": stored}}
+    return (
+        values if stored is None else {**values, "sentence_transformers": {"activation_fn": stored}}
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

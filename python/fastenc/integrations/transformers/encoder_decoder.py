@@ -188,3 +188,12 @@ def loss_reason(model: Any, arguments: dict[str, Any]) -> str | None:
     if model.config.output_hidden_states:
         return "hidden states are requested"
     return None
+
+
+def padding_labels_reason(arguments: dict[str, Any]) -> str | None:
+    """Why the loss of a call with ``decoder_attention_mask`` needs the decoder's states of padding, or None."""
+    labels, mask = arguments["labels"], arguments.get("decoder_attention_mask")
+    if type(labels) is not Tensor or type(mask) is not Tensor or labels.shape != mask.shape:
+        return None
+    labelled = bool(((mask == 0) & (labels != -100)).any())
+    return "a padding token has a label" if labelled else None

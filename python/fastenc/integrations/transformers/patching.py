@@ -59,12 +59,12 @@ class _State:
 
 
 class _CallContext(NamedTuple):
-    """What a model with a head passes to its encoder during one call.
+    """What a model with a head passes to its encoder, or its decoder, during one call.
 
     Fields:
-        state: the encoder's state.
+        state: the encoder's or decoder's state.
         mask, metadata: the call's mask and its metadata, so that the encoder does not count again.
-        own_forward: whether the encoder must take its own forward.
+        own_forward: whether it must take its own forward.
     """
 
     state: _State
@@ -286,8 +286,7 @@ def _positional(original) -> tuple[str, ...]:
 
 
 def _encoder_forward(encoder, state: _State, arguments: dict, plain):
-    live, context = state.encoder, _call_context.get()
-    context = context if context is not None and context.state is state else None
+    live, context = state.encoder, _context_of(state)
     if context is not None and context.own_forward:
         return plain(**arguments)
     reason, metadata, reading = base_model.inputs_reason(encoder, arguments), None, None
@@ -306,8 +305,17 @@ def _encoder_forward(encoder, state: _State, arguments: dict, plain):
     return base_model.output(encoder, live, packed, arguments, wanted)
 
 
+def _context_of(state: _State) -> _CallContext | None:
+    """What the model around the module of this state passes to it in the current call, or None."""
+    context = _call_context.get()
+    return context if context is not None and context.state is state else None
+
+
 def _decoder_forward(decoder, state: _State, arguments: dict, plain):
     """A decoder without cache runs fused; with one, as in ``generate``, it takes its own forward."""
+    context = _context_of(state)
+    if context is not None and context.own_forward:
+        return plain(**arguments)
     asked = arguments.get("use_cache")
     trains = decoder.training and torch.is_grad_enabled()
     caches = (not trains and decoder.config.use_cache) if asked is None else asked
@@ -347,8 +355,27 @@ def _encoder_decoder_forward(model, state: _State, arguments: dict, plain):
         reason = base_model.arguments_reason(encoder, readings[0][0], inner, sizes)
     if reason is not None:
         _warn_once(model, state, reason)
-        return plain(**arguments)
+        return _with_own_loss(model, arguments, plain)
     return encoder_decoder.with_loss(model, readings, arguments, state.labelled_logits_only)
+
+
+def _with_own_loss(model, arguments: dict, plain):
+    """The own forward of an encoder-decoder with labels, whose encoder and decoder may run fused."""
+    decoder = encoder_decoder.stacks_of(model)[1]
+    state = decoder.__dict__.get(STATE)
+    reason = encoder_decoder.padding_labels_reason(arguments)
+    if state is None or reason is None:
+        return plain(**arguments)
+    _warn_once(decoder, state, reason)
+    return _in_context(_CallContext(state, None, None, own_forward=True), plain, arguments)
+
+
+def _in_context(context: _CallContext, plain, arguments: dict):
+    token = _call_context.set(context)
+    try:
+        return plain(**arguments)
+    finally:
+        _call_context.reset(token)
 
 
 def _read(
@@ -384,11 +411,7 @@ def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain
     if reason is not None:
         _warn_once(encoder, state, reason)
     context = _CallContext(state, mask, metadata, own_forward=reason is not None)
-    token = _call_context.set(context)
-    try:
-        return plain(**arguments)
-    finally:
-        _call_context.reset(token)
+    return _in_context(context, plain, arguments)
 
 
 def _masked_lm_forward(model, state: _State, arguments: dict, plain):
