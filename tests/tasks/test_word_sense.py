@@ -1,6 +1,7 @@
 """Word senses, compared with centroids computed by numpy and scikit-learn; the commands from files to files."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,6 +176,26 @@ def test_too_few_examples_back_off_to_the_most_frequent_sense():
     assert nearest(vector, vectors, torch.tensor([1, 3, 4]), 5).argmax() == 2
     both = torch.stack((vector, vector.flip(0)))
     assert nearest(both, vectors, counts, 1).argmax(1).tolist() == [0, 2]
+
+
+def test_scores_are_cosines_of_the_senses_that_have_a_vector(base, files):
+    once = {"money", "water", "season"}
+    task = WordSense(min_examples=2, word_layers="4")
+    train, dev = task.read(files[0]), task.read(files[1])
+    kept = [t for i, t in enumerate(train.targets) if i % 2 == 0 or t.senses[0] not in once]
+    ours = task.load(base, train)
+    task.fit(ours, replace(train, targets=kept), None)
+    predictions = task.predict(ours, dev)
+    assert [p.sense for p in predictions] == ["river", "river", "water", "water"]
+    encoder = Encoder.from_pretrained(base)
+    of_train = encoder.embed_words(train.sentences, layers=[4])
+    river = [of_train[t.sentence][t.word] for t in kept if t.senses == ("river",)]
+    first = encoder.embed_words(dev.sentences, layers=[4])[0][dev.targets[0].word]
+    cosine = cosine_similarity(np.mean(river, 0)[None], first[None])[0, 0]
+    assert predictions[0].scores == {"river": pytest.approx(cosine, abs=1e-6)}
+    assert predictions[2].scores == {}, "no sense of the lemma has a vector"
+    rows = [json.loads(line) for line in task.lines(ours, dev, predictions, ".jsonl")]
+    assert rows[0]["score"] == predictions[0].scores["river"] and rows[2]["score"] == 0
 
 
 def test_metrics_by_hand(tmp_path):

@@ -33,7 +33,7 @@ class SensePrediction(NamedTuple):
 
     Fields:
         sense: None for a lemma that is not in the training set.
-        scores: {sense: cosine similarity} of every sense of the lemma.
+        scores: {sense: cosine similarity} of the lemma's senses that have a vector.
     """
 
     sense: str | None
@@ -196,7 +196,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         rows = []
         for target, (sense, scores) in zip(data.targets, predictions, strict=True):
             row: dict[str, object] = {"lemma": target.lemma, "sense": sense or ""}
-            row |= {"score": scores[sense] if sense else 0.0}
+            row |= {"score": scores.get(sense, 0.0) if sense else 0.0}
             if suffix == ".jsonl":
                 words = data.sentences[target.sentence]
                 row |= {"sentence": " ".join(words), "index": target.word, "scores": scores}
@@ -282,7 +282,9 @@ def _predict(
         vector, inventory.vectors[rows_of], inventory.counts[rows_of], inventory.min_examples
     )
     named = dict(zip(inventory.senses[lemma], scores.tolist(), strict=True))
-    return SensePrediction(max(named, key=named.__getitem__), named)
+    enough = (inventory.counts[rows_of] >= inventory.min_examples).tolist()
+    cosines = {sense: named[sense] for sense, has in zip(named, enough, strict=True) if has}
+    return SensePrediction(max(named, key=named.__getitem__), cosines)
 
 
 def _inventory(model: WordSenseModel) -> SenseInventory:
