@@ -156,3 +156,9 @@ def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, 
         run(*predict, *given)
         answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
         assert all((row["answer"] == "") == (row["no_answer_score"] > limit) for row in answers)
+
+
+@pytest.mark.parametrize("name, value", [("max_answer_tokens", 0), ("stride", -1)])
+def test_numbers_that_no_answer_or_window_can_have_are_errors(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least {value + 1}, got {value}"):
+        QuestionAnswering(**{name: value})

@@ -45,6 +45,15 @@ class QuestionAnswering(
         predict=True,
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stride < 0:
+            raise ValueError(f"stride must be at least 0, got {self.stride}: give more")
+        if self.max_answer_tokens < 1:
+            raise ValueError(
+                f"max_answer_tokens must be at least 1, got {self.max_answer_tokens}: give more"
+            )
+
     def read(
         self, path: str | Path, train: Sequence[Question] | QuestionAnswerer | None = None
     ) -> list[Question]:
