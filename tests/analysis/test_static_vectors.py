@@ -153,11 +153,25 @@ def test_a_wrong_count_is_said(tmp_path, matrix, change, message):
             read_static_vectors(path)
 
 
+def test_empty_lines_are_skipped(tmp_path, matrix):
+    path = tmp_path / "x.txt"
+    write_text(path, WORDS, matrix, header=False)
+    path.write_bytes(
+        path.read_bytes().replace(b"\n", b"\r\n").replace(b"\nqueen", b"\n\r\n\r\nqueen")
+    )
+    assert np.array_equal(read_static_vectors(path)[WORDS].numpy(), matrix)
+
+
 def test_other_bad_files(tmp_path, matrix):
     path = tmp_path / "x.txt"
     write_text(path, WORDS, matrix, header=False)
     path.write_text(path.read_text().replace("king ", "king 0.5x ", 1).replace("of ", "", 1))
     with pytest.raises(ValueError, match="line 8: a line must have a word and 6 numbers"):
+        read_static_vectors(path)
+    path.write_text("old\tnew\t1.58\n")
+    with pytest.raises(
+        ValueError, match="line 1: a line must have a word and numbers, with spaces"
+    ):
         read_static_vectors(path)
     path.write_text("")
     with pytest.raises(ValueError, match="is empty"):

@@ -178,15 +178,16 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
         number += 1
         text = line.rstrip()
         if not text:
+            position = data.tell()
             continue
-        if width == 0:
-            width = len(text.split(b" ")) - 1
+        width = width or len(text.split(b" ")) - 1
         # Split from the right, because a word of GloVe may contain spaces.
         cells = text.rsplit(b" ", width)
-        if len(cells) != width + 1 or not _is_number(cells[1]):
+        if not width or len(cells) != width + 1 or not _is_number(cells[1]):
             shown = text[:60].decode(errors="replace")
+            numbers = f"{width} numbers" if width else "numbers, with spaces between them"
             raise ValueError(
-                f"{path}, line {number}: a line must have a word and {width} numbers, got {shown!r}: correct it"
+                f"{path}, line {number}: a line must have a word and {numbers}, got {shown!r}: correct it"
             )
         words.append(cells[0].decode("utf-8", errors="replace"))
         starts.append(position + len(cells[0]) + 1)
