@@ -272,7 +272,9 @@ def test_command_writes_table_picture_and_trace(tmp_path, monkeypatch):
     command = ["profile", "minilm", "-o", tmp_path / "p", "--batch-size", 2, "--length", 8]
     output = run(*command)
     assert "fastenc::" in output and "ceilings allow" in output
+    assert all(heading in output for heading in report.HEADINGS), "a file gets every column"
     written = json.loads((tmp_path / "p" / "profile.json").read_text())
+    assert f"{1e3 * written['rows'][0]['seconds']:.3f}" in output
     assert any("attention" in row["op"] for row in written["rows"])
     assert written["rows"] and written["ceilings"]["copy_MB"] > 0 and written["peak_MB"] is None
     assert (tmp_path / "p" / "profile.png").read_bytes().startswith(b"\x89PNG")

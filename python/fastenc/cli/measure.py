@@ -75,8 +75,10 @@ class Profile(Command):
         title = f"{self.model}, {mode}, {sizes}, {self.precision}, {device.type}"
         report.draw(profiled, output / "profile.png", title)
         console = require("rich.console", extra="train").Console()
-        width = console.width if console.is_terminal else None  # a file gets everything in full
-        console.print(report.table(profiled, width), width=width or 1000, crop=False)
+        width = console.width if console.is_terminal else None
+        if width is None:
+            console.width = 1000  # a file gets everything in full
+        console.print(report.table(profiled, width), crop=False)
         print(report.summary(profiled))
         print(report.explanation(profiled))
         print(f"trace.json, profile.json and profile.png in {output}")
