@@ -271,6 +271,8 @@ def test_bad_input_is_named(tmp_path, capsys):
     assert "executor (--script) must be slurm or ray" in failure(
         capsys, *command, "--script", "k8s"
     )
+    few = failure(capsys, *command, "--processes", 0)
+    assert "--processes must be at least 1, got 0: give more" in few
     assert not (tmp_path / "o").exists()
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     bad = ("clean", tmp_path / "bad.txt", "-o", tmp_path / "p")

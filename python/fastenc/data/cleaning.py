@@ -166,9 +166,12 @@ def run_locally(
         processes: number of tasks that run in parallel.
         resume: continue a killed run; its finished tasks are not run again.
     Returns: the report: the numbers of documents read and kept, and of documents and lines dropped, by reason.
-    Raises: ValueError if there is an unfinished run and ``resume`` is False, if that run had other settings, if the
-        output folder holds anything else, or if no document is kept. In the last case the output folder is removed.
+    Raises: ValueError for fewer processes than one, if there is an unfinished run and ``resume`` is False, if that run
+        had other settings, if the output folder holds anything else, or if no document is kept. In the last case the
+        output folder is removed.
     """
+    if processes < 1:
+        raise ValueError(f"processes must be at least 1, got {processes}: give more")
     work = output / "work"
     logger.disable("datatrove")  # an error is raised too, and report.json has the counts
     _begin(work, json.loads(json.dumps(settings)), resume)
