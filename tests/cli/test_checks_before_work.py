@@ -40,6 +40,14 @@ def test_a_run_does_not_write_into_the_checkpoint_that_it_trains(folder, capsys)
     assert {path: path.read_bytes() for path in (folder / "base").iterdir()} == before
 
 
+def test_a_new_tokenizer_does_not_replace_that_of_a_model(folder, capsys):
+    before = {path: path.read_bytes() for path in (folder / "base").iterdir()}
+    texts = ("tokenizer", folder / "train.tsv", "--text", "sentence", "--vocab-size", 60)
+    text = failure(capsys, *texts, "-o", folder / "base")
+    assert "--output must not be the folder of a model" in text
+    assert {path: path.read_bytes() for path in (folder / "base").iterdir()} == before
+
+
 def test_an_output_is_no_input_and_no_folder_that_cannot_be_written(folder, tmp_path, capsys):
     data, ranking = tmp_path / "data.jsonl", tmp_path / "ranking.tsv"
     data.write_text('{"text": "good film", "sentence1": "good film", "sentence2": "bad film"}\n')

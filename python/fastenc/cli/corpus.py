@@ -23,6 +23,7 @@ from fastenc.data.languages import ALPHA, Chained, text_files
 from fastenc.data.readers import FileTexts
 from fastenc.data.rows import numbered_lines
 from fastenc.data.store_writer import SHARD_CHARACTERS
+from fastenc.models.checkpoint import CONFIG
 from fastenc.tasks.base import QUOTING
 from fastenc.text import load_tokenizer, save_tokenizer
 
@@ -67,6 +68,11 @@ class Tokenizer(Command):
         if not self.language and (self.alpha, self.seed) != (ALPHA, 0):
             raise ValueError(
                 "--alpha and --seed are for texts of several languages: leave them out, or give --language"
+            )
+        if (self.output / CONFIG).exists():
+            raise ValueError(
+                f"output must not be the folder of a model, whose tokens have other numbers, got {self.output}: give "
+                "another folder"
             )
         files = _files(self.texts, self.language)
         documents = {
