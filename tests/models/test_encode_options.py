@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastenc.data import train_tokenizer
-from fastenc.models import Encoder, EncoderConfig
+from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder
 from fastenc.models.embedding.quantization import PRECISIONS, quantize_vectors
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.tasks.embedding_file import embed_file
@@ -76,6 +76,39 @@ def test_texts_are_cut_where_max_tokens_says(folder, tmp_path):
     assert not numpy.allclose(peer.encode(TEXTS), Encoder.from_pretrained(folder).encode(TEXTS))
     with pytest.raises(ValueError, match="from 1 to the model's 32 positions, got 33"):
         encoder.max_tokens = 33
+
+
+def test_dimensions_are_cut_where_the_folder_says(folder, tmp_path):
+    peer = sentence_transformer(folder)
+    peer.truncate_dim = 20
+    peer.save_pretrained(str(tmp_path / "saved"))
+    Encoder.from_pretrained(tmp_path / "saved").save_pretrained(tmp_path / "again")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:4]) + "\n")
+    for each in (tmp_path / "saved", tmp_path / "again"):
+        encoder, peer = Encoder.from_pretrained(each), sentence_transformer(each)
+        vectors = encoder.encode(TEXTS, convert_to_numpy=True)
+        numpy.testing.assert_allclose(vectors, peer.encode(TEXTS), rtol=1e-4, atol=1e-6)
+        output = each / "vectors.npy"
+        assert embed_file(encoder, tmp_path / "texts.txt", output).width == 20
+        numpy.testing.assert_array_equal(numpy.load(output), vectors[:4])
+        assert encoder.encode(TEXTS, truncate_dim=44).shape == (5, 44)
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+def test_texts_are_cut_and_lowercased_as_the_folder_says(folder, tmp_path, name):
+    encoder = Encoder.from_pretrained(folder)
+    encoder.tokenizer = train_tokenizer([*TEXTS, "Dog RUN A"], vocab_size=97, lowercase=False)
+    encoder.save_pretrained(folder)
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / name).write_text(json.dumps({"max_seq_length": 6, "do_lower_case": True}))
+    texts = ["A small Dog RUNS", "a small dog runs", "[MASK] Dog"]
+    encoder = Encoder.from_pretrained(folder)
+    encoder.save_pretrained(tmp_path / "again")
+    expected = sentence_transformer(folder).encode(texts)
+    embedder = SentenceEmbedder.from_pretrained(folder)
+    for each in (encoder, embedder, Encoder.from_pretrained(tmp_path / "again")):
+        numpy.testing.assert_allclose(each.encode(texts), expected, rtol=1e-4, atol=1e-6)
+    numpy.testing.assert_array_equal(expected[0], expected[1])
 
 
 def test_a_tokenizer_without_a_limit_leaves_the_models_positions(folder, tmp_path):

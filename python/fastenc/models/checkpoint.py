@@ -28,7 +28,7 @@ HUB_FILES = [
     "merges.txt",
     "*.model",
     "modules.json",
-    "sentence_bert_config.json",
+    "sentence_*_config.json",
     SENTENCE_CONFIG,
     "*/config.json",
     "sparse_linear.*",

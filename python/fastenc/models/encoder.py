@@ -15,7 +15,12 @@ from fastenc.models.adapters.adaptations import name_of_task
 from fastenc.models.adapters.adapter_checkpoint import read_tasks, write_tasks
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.encode import encode as encode_texts
-from fastenc.models.embedding.sentence_files import SentenceSettings, read_settings, write_settings
+from fastenc.models.embedding.sentence_files import (
+    SentenceSettings,
+    lowercased,
+    read_settings,
+    write_settings,
+)
 from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.embedding.word_vectors import embed_words as embed_sentences
 from fastenc.models.layer_stack import LayerStack
@@ -226,6 +231,7 @@ class Encoder(LayerStack, PretrainedModel):
         try:
             self.sparse = is_splade(folder)
             self.sentence = None if self.sparse else read_settings(folder, self.config)
+            self.tokenizer = lowercased(self.tokenizer, folder)
         except (
             ValueError
         ) as error:  # not an error, because training the encoder does not need these files

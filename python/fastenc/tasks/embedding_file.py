@@ -13,7 +13,7 @@ from fastenc._base.progress import Counter
 from fastenc.data.readers import in_parts, input_rows
 from fastenc.data.rows import Row
 from fastenc.models import Encoder
-from fastenc.models.embedding.encode import encode_parts
+from fastenc.models.embedding.encode import encode_parts, vectors_of
 from fastenc.models.embedding.text_batches import BATCHES_AT_ONCE
 from fastenc.tasks.embedding_format import (
     VectorFormat,
@@ -90,7 +90,7 @@ def embed_file(
     output = Path(output)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
-    dimensions = options.get("truncate_dim") or encoder.config.hidden_size
+    dimensions = vectors_of(encoder, **options).width
     ranges = None if calibration is None else read_ranges(Path(calibration), dimensions)
     stored = VectorFormat(output.suffix, dimensions, store_as, precision, ranges)
     # Where the stored numbers depend on all vectors, the parts keep the vectors, and the end makes the numbers.

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc._base.json_values import JsonObject
 
 # (pad, unk, cls, sep, mask); None: there is none.
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -302,10 +303,26 @@ def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     for part in outer.get("pretokenizers", [outer]):
         if part.get("type") == "ByteLevel":
             part["add_prefix_space"] = True
-    copy = type(tokenizer).from_str(json.dumps(values))
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
+    return _tokenizer_of(tokenizer, values)
+
+
+def lowercasing_tokenizer(tokenizer: TokenizerLike) -> TokenizerLike:
+    """A copy of the tokenizer that lowercases texts before all else, or the tokenizer if it lowercases already."""
+    values = json.loads(tokenizer.to_str())
+    outer = values["normalizer"] or {"type": "Sequence", "normalizers": []}
+    parts = outer.get("normalizers", [outer])
+    if any(part["type"] == "Lowercase" or part.get("lowercase") for part in parts):
+        return tokenizer
+    values["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
+    return _tokenizer_of(tokenizer, values)
+
+
+def _tokenizer_of(original: TokenizerLike, values: JsonObject) -> TokenizerLike:
+    """A tokenizer of the original's class with the content of a tokenizer.json, without padding and truncation."""
+    made = type(original).from_str(json.dumps(values))
+    made.no_padding()
+    made.no_truncation()
+    return made
 
 
 def ids_and_starts(encoding: EncodingLike, count: int, unknown: int) -> tuple[list[int], list[int]]:

@@ -55,7 +55,8 @@ def encode(
         task: one of the tasks for which the checkpoint has a LoRA ("retrieval.query" of jina-embeddings-v3). Without
             prompt and prompt_name, the checkpoint's instruction for the task is put before each text. None: the model
             as it is.
-        truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka); None: all.
+        truncate_dim: keep the first dimensions only, for models that were trained so (Matryoshka). None: as the
+            checkpoint says, else all.
         precision: "float32": the vectors as they are; "int8", "uint8", "binary" or "ubinary": see
             :func:`fastenc.models.quantize_vectors`, with the ranges of these texts.
         batch_invariant: give a text the same bits alone, in any batch and in any order on a GPU too. Products then run
@@ -131,11 +132,14 @@ class Vectors:
     normalizes_after: bool
     batch_invariant: bool
 
+    @property
+    def width(self) -> int:
+        return self.truncate_dim or self.encoder.config.hidden_size
+
     def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for the vectors of so many texts, of this dtype or the model's."""
         weight = self.encoder.embeddings.word.weight
-        width = self.truncate_dim or self.encoder.config.hidden_size
-        return torch.empty((texts, width), dtype=dtype or weight.dtype, device=weight.device)
+        return torch.empty((texts, self.width), dtype=dtype or weight.dtype, device=weight.device)
 
     @torch.inference_mode()
     def compute(self, batches: Iterable[TextBatch], result: Tensor) -> None:
@@ -184,6 +188,7 @@ def vectors_of(
         raise ValueError(
             f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
         )
+    truncate_dim = settings.truncate_dim if truncate_dim is None else truncate_dim
     device = encoder.embeddings.word.weight.device
     if batch_invariant and device.type not in ("cpu", "cuda"):
         raise ValueError(

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import member, write_atomically
 from fastenc._base.json_values import JsonObject
-from fastenc.models.architectures.values import NOT_NEGATIVE, Rule, check
+from fastenc.models.architectures.values import COUNT, NOT_NEGATIVE, SWITCH, Rule, check
 from fastenc.models.checkpoint import (
     SENTENCE_CONFIG,
     read_any_json,
@@ -31,8 +31,14 @@ from fastenc.models.embedding.dense import Dense
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 from fastenc.nn.scalar_mix import ScalarMix
+from fastenc.text.tokenizers import TokenizerLike, lowercasing_tokenizer
 
 MODULES, TEXT, MAIN = "modules.json", "sentence_bert_config.json", SENTENCE_CONFIG
+# Earlier names of TEXT, which sentence-transformers reads too.
+OLD_TEXTS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 # Pooling → its name in the files of sentence-transformers' first versions, which all versions read.
 FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -61,6 +67,7 @@ class SentenceSettings:
             Training leaves them as they are.
         default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
         similarity: how sentence-transformers compares vectors ("cosine", "dot", ...). fastenc only keeps it.
+        truncate_dim: number of the vectors' first dimensions that are kept, or None.
     Raises: ValueError for another pooling.
     """
 
@@ -73,6 +80,7 @@ class SentenceSettings:
     dense: tuple[Dense, ...] = ()
     default_prompt: str | None = None
     similarity: str = "cosine"
+    truncate_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -151,7 +159,9 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
     prompts = main.get("prompts") or {}
     named = Rule("the name of one of the prompts", lambda value: value in prompts).or_none()
-    check(main, {"default_prompt_name": named}, f"{folder / MAIN}: ")
+    rules = {"default_prompt_name": named, "truncate_dim": COUNT.or_none()}
+    check(main, rules, f"{folder / MAIN}: ")
+    kept = main.get("truncate_dim") or config.hidden_size
     return SentenceSettings(
         pooling,
         "Normalize" in module_types,
@@ -162,6 +172,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         () if standardization is not None else dense,
         main.get("default_prompt_name"),
         main.get("similarity_fn_name") or "cosine",
+        kept if kept < config.hidden_size else None,
     )
 
 
@@ -212,6 +223,7 @@ def write_settings(
             "prompts": dict(settings.prompts),
             "default_prompt_name": settings.default_prompt,
             "similarity_fn_name": settings.similarity,
+            "truncate_dim": settings.truncate_dim,
         },
         # Written last, so that a folder with modules.json is complete.
         MODULES: [
@@ -255,9 +267,23 @@ def _pooling(values: JsonObject) -> str | None:
 
 def max_length_in(folder: Path) -> int | None:
     """The largest number of tokens of a text; newer sentence-transformers have it in the tokenizer's file."""
-    values = json_in(folder / TEXT) if (folder / TEXT).exists() else {}
-    check(values, {"max_seq_length": NOT_NEGATIVE.or_none()}, f"{folder / TEXT}: ")
-    return int(values.get("max_seq_length") or 0) or tokenizer_length(folder)
+    return int(_of_texts(folder).get("max_seq_length") or 0) or tokenizer_length(folder)
+
+
+def lowercased(tokenizer: TokenizerLike | None, folder: Path) -> TokenizerLike | None:
+    """The tokenizer; if the folder's files say that texts are lowercased, one that does so."""
+    if tokenizer is None or not _of_texts(folder).get("do_lower_case"):
+        return tokenizer
+    return lowercasing_tokenizer(tokenizer)
+
+
+def _of_texts(folder: Path) -> dict[str, Any]:
+    """What a folder's files say of texts before they are tokens. Raises: ValueError for a malformed file."""
+    found = [name for name in (TEXT, *OLD_TEXTS) if (folder / name).exists()]
+    values = json_in(folder / found[0]) if found else {}
+    rules = {"max_seq_length": NOT_NEGATIVE.or_none(), "do_lower_case": SWITCH.or_none()}
+    check(values, rules, f"{folder / found[0]}: " if found else "")
+    return values
 
 
 def _equal_weights(folder: Path, num_layers: int) -> bool:

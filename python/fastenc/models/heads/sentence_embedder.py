@@ -11,7 +11,12 @@ from torch import Tensor
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.config import EncoderConfig
-from fastenc.models.embedding.sentence_files import MODULES, SentenceSettings, read_settings
+from fastenc.models.embedding.sentence_files import (
+    MODULES,
+    SentenceSettings,
+    lowercased,
+    read_settings,
+)
 from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.encoder import Encoder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss, divergence_from_last
@@ -176,6 +181,7 @@ class SentenceEmbedder(PretrainedModel):
 
     def read_beside(self, folder: Path) -> None:
         self._take(read_settings(folder, self.config) or SentenceSettings())
+        self.tokenizer = lowercased(self.tokenizer, folder)
 
     def write_beside(self, folder: Path) -> None:
         self.encoder.write_beside(folder)
