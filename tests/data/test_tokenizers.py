@@ -108,6 +108,23 @@ def test_files_of_older_checkpoints_are_read(tmp_path, kind):
     assert encoder.encode(TEXTS[:2]).isfinite().all()
 
 
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("option", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_options_of_berts_tokenizer_count_for_more_than_its_file(tmp_path, option, tokenizer_class):
+    trained = train_tokenizer([*TEXTS, "日本 é É e E"], vocab_size=320, lowercase=False)
+    vocabulary = trained.get_vocab() | {"日本": 320}
+    BertTokenizerFast(vocab=vocabulary, do_lower_case=True).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    changes = {option: False, "tokenizer_class": tokenizer_class}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    as_written = BertTokenizerFast(vocab=vocabulary, do_lower_case=True)
+    text = "The Lazy Füchse é É, 日本"
+    assert ours.encode(text).ids == theirs(text)["input_ids"]
+    is_plain = tokenizer_class == "PreTrainedTokenizerFast"
+    assert is_plain == (ours.encode(text).ids == as_written(text)["input_ids"])
+
+
 @pytest.mark.parametrize(("declared", "saved"), [(None, 40), (25, 25), (int(1e30), 40)])
 def test_a_saved_models_tokenizer_truncates_in_transformers(tmp_path, declared, saved):
     model("bert").save_pretrained(tmp_path / "given")  # of 40 positions

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, count
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
@@ -30,6 +30,14 @@ OTHER_ROLES: dict[tuple[str | None, ...], tuple[str, ...]] = {
         ("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"),
     ),
 }
+# tokenizer_config.json's options of tokenizers like BERT's → attributes of their normalizer.
+NORMALIZER_OPTIONS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+# Classes of tokenizer_config.json that take tokenizer.json as it is.
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # What transformers makes a tokenizer.json from.
 SENTENCEPIECE_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
 OTHER_FILES = (*SENTENCEPIECE_FILES, "vocab.txt", "vocab.json")
@@ -159,6 +167,8 @@ class SpecialTokens(NamedTuple):
 def load_tokenizer(folder: str | Path) -> TokenizerLike:
     """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
 
+    As in transformers, options of BERT's tokenizer in tokenizer_config.json count for more than tokenizer.json.
+
     Raises: ValueError without a readable tokenizer.json.
     """
     path = Path(folder) / "tokenizer.json"
@@ -171,9 +181,28 @@ def load_tokenizer(folder: str | Path) -> TokenizerLike:
         tokenizer = require("tokenizers", extra="models").Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+    _apply_options(tokenizer, path.with_name("tokenizer_config.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _apply_options(tokenizer: Any, file: Path) -> None:
+    """Apply the options of tokenizer_config.json to a normalizer like BERT's. A malformed file has none here: reading
+    the length of texts from it is an error."""
+    normalizer = tokenizer.normalizer
+    if type(normalizer).__name__ != "BertNormalizer" or not file.is_file():
+        return
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(values, dict) or values.get("tokenizer_class") in PLAIN_CLASSES:
+        return
+    for name, attribute in NORMALIZER_OPTIONS.items():
+        if isinstance(values.get(name), bool):
+            setattr(normalizer, attribute, values[name])
+    tokenizer.normalizer = normalizer
 
 
 def find_tokenizer(folder: Path) -> TokenizerLike | None:
