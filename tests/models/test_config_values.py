@@ -48,6 +48,23 @@ def test_a_wrong_value_is_named(family, key, value, message, tmp_path):
         )
 
 
+def test_classes_may_have_numbers_as_names(tmp_path):
+    """As transformers writes them for labels that were numbers."""
+    theirs = model("bert", "ForSequenceClassification", id2label={0: 0, 1: 1})
+    classifier = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
+    assert classifier.label_names == [str(name) for name in theirs.config.id2label.values()]
+    classifier.save_pretrained(tmp_path / "again")
+    again = type(theirs).from_pretrained(tmp_path / "again")
+    assert again.config.id2label == {0: "0", 1: "1"}
+
+
+def test_an_encoder_in_a_folder_of_its_own_is_named(tmp_path):
+    """As sentence-transformers wrote it before it had its files in the root."""
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"has no config\.json: its encoder is in a folder of its"):
+        Encoder.from_pretrained(tmp_path)
+
+
 @needs_cpp
 @pytest.mark.parametrize(
     "family, changes",

@@ -42,7 +42,7 @@ MODEL_RULES = {
         "an object with a name for each number",
         lambda value: (
             isinstance(value, dict)
-            and all(key.isdecimal() and isinstance(name, str) for key, name in value.items())
+            and all(key.isdecimal() and isinstance(name, str | int) for key, name in value.items())
         ),
     ).or_none(),
     "problem_type": TEXT.or_none(),
@@ -91,9 +91,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         values = read_json(path)
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder} has no {CONFIG}: give a folder written by save_pretrained"
-        ) from None
+        remedy = "give a folder written by save_pretrained"
+        if (folder / "modules.json").exists():
+            remedy = (
+                "its encoder is in a folder of its own, as the first sentence-transformers wrote it: save it again "
+                "with SentenceTransformer(...).save_pretrained(...)"
+            )
+        raise ValueError(f"{folder} has no {CONFIG}: {remedy}") from None
     check(values, MODEL_RULES, f"{path}: ")
     return normalize_config(_with_activation(folder, values))
 

@@ -49,8 +49,8 @@ def check_labels(folder: Path, hf_config: JsonObject, options: dict[str, Any]) -
 
 
 def _stored_names(hf_config: JsonObject) -> list[str]:
-    stored = cast(dict[str, str], hf_config.get("id2label") or {})
-    return [stored[key] for key in sorted(stored, key=int)]
+    stored = cast(dict[str, str | int], hf_config.get("id2label") or {})
+    return [str(stored[key]) for key in sorted(stored, key=int)]
 
 
 def config_of(names: Sequence[str]) -> JsonObject:
