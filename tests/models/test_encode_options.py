@@ -76,6 +76,9 @@ def test_texts_are_cut_where_max_tokens_says(folder, tmp_path):
     assert not numpy.allclose(peer.encode(TEXTS), Encoder.from_pretrained(folder).encode(TEXTS))
     with pytest.raises(ValueError, match="from 1 to the model's 32 positions, got 33"):
         encoder.max_tokens = 33
+    encoder.max_tokens = 1
+    with pytest.raises(ValueError, match=r"at least 2, the number of .* got 1: set encoder"):
+        encoder.encode(TEXTS)
 
 
 def test_dimensions_are_cut_where_the_folder_says(folder, tmp_path):

@@ -21,7 +21,7 @@ class TextBatches:
         max_length: number of tokens to which a text is cut, special tokens included.
         batch_size: texts in a batch.
         prompt: put before each text.
-    Raises: ValueError for a batch_size below 1.
+    Raises: ValueError for a batch_size below 1, and a max_length below the number of special tokens.
     """
 
     tokenizer: TokenizerLike
@@ -32,6 +32,12 @@ class TextBatches:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        special = self.tokenizer.num_special_tokens_to_add(False)
+        if self.max_length < special:
+            raise ValueError(
+                f"max_tokens must be at least {special}, the number of a text's special tokens, got {self.max_length}: "
+                "set encoder.max_tokens"
+            )
 
     def number(self, texts: int) -> int:
         """The number of batches of so many texts."""
