@@ -24,7 +24,7 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
     depth = len(encoder.layers)
     if layers is not None and not 0 <= layers <= depth:
         raise ValueError(
-            f"layers must be in [0, {depth}], because the model has {depth}, got {layers}: give fewer"
+            f"from 0 to {depth} layers can be frozen, because the model has {depth}, got {layers}: give another number"
         )
     if layers is None:
         for name, parameter in encoder.named_parameters():
