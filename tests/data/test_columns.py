@@ -196,10 +196,14 @@ def test_parts_of_speech_are_no_mistyped_tags(tmp_path):
 
 def test_other_errors(tmp_path):
     path = write(tmp_path / "x.conll", "a\tO\n")
-    with pytest.raises(
-        ValueError, match=r"word_column must be from 1 to 2, the number of columns .*, got 3"
-    ):
-        read_words(path, 3)
+    for column in (3, 0):
+        message = rf"word_column must be from 1 to 2, the number of columns .*, got {column}"
+        with pytest.raises(ValueError, match=message):
+            read_words(path, column)
+        with pytest.raises(ValueError, match=message):
+            read_tagged(path, column)
+    with pytest.raises(ValueError, match=r"tag_column must be from 1 to 2, .*, got 0"):
+        read_tagged(path, tag_column=0)
     with pytest.raises(ValueError, match=r"tag_scheme must be one of .*, got 'iob1'"):
         read_tagged(path, tag_scheme="iob1")
     with pytest.raises(ValueError, match=r"empty.txt holds no words"):

@@ -120,6 +120,12 @@ def test_bad_json_lines_are_named(tmp_path, text, message):
         ("NN\n", {}, "a.conll, line 1: words and tags must be in two columns, got column 1 of 1"),
         ("a O\n", {}, "a.conll must hold at least one entity"),
         ("a B-X\n", dict(inner_tag_column=3), "tag_column must be from 1 to 2"),
+        ("a B-X\n", dict(inner_tag_column=1), "tag_column must be from 1 to 2, .*, got 0"),
+        (
+            "a B-X B-Y\n",
+            dict(tag_column=0, inner_tag_column=3),
+            "tag_column must be from 1 to 3, .*, got 0",
+        ),
         (
             "a O O\nb B-X\n",
             dict(inner_tag_column=3),

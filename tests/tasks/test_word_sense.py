@@ -245,6 +245,13 @@ def test_bad_files(tmp_path, content, message):
         read_senses(path)
 
 
+def test_sense_columns_count_from_1(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text(COLUMNS)
+    with pytest.raises(ValueError, match="got 5 columns and sense column 0"):
+        read_senses(path, sense_column=0)
+
+
 def test_bad_input_is_named(base, files):
     with pytest.raises(ValueError, match="min_examples must be at least 1, got 0"):
         WordSense(min_examples=0)

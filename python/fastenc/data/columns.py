@@ -183,7 +183,7 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
             empty = empty and not each.words
             yield each
     else:
-        column = word_column or _usual_word_column(path)
+        column = _usual_word_column(path) if word_column is None else word_column
         for rows in numbered_blocks(path):
             empty = False
             yield sentence(_words(path, rows, column), (), [number for number, _ in rows])
@@ -255,8 +255,9 @@ def _columns(
 ) -> tuple[int, int]:
     """The columns of words and tags, from 1."""
     number, cells = rows[0]
-    word = word_column or _usual_word_column(path)
-    tag = tag_column or (CONLLU_TAG if file_type_of(path) == ".conllu" else len(cells))
+    word = _usual_word_column(path) if word_column is None else word_column
+    if (tag := tag_column) is None:
+        tag = CONLLU_TAG if file_type_of(path) == ".conllu" else len(cells)
     if word == tag:
         raise ValueError(
             f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "

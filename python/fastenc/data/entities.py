@@ -59,7 +59,7 @@ def read_entities(
         columns = [tag_column]
         if inner_tag_column is not None:
             inner = [inner_tag_column] if isinstance(inner_tag_column, int) else [*inner_tag_column]
-            columns = [tag_column or inner[0] - 1, *inner]
+            columns = [inner[0] - 1 if tag_column is None else tag_column, *inner]
         sentences, entities = _tagged_sentences(path, word_column, columns)
     names = label_names
     if names is None:
@@ -129,7 +129,7 @@ def _warn_of_unread_levels(
         for _, cells in rows:
             for number, cell in enumerate(cells, start=1):
                 tags.setdefault(number, set()).add(cell)
-    read = {column or max(tags) for column in columns}
+    read = {max(tags) if column is None else column for column in columns}
     unread = [
         number
         for number, column_tags in tags.items()

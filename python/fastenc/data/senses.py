@@ -122,7 +122,7 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
     targets: list[Target] = []
     for rows in numbered_blocks(path):
         number, cells = rows[0]
-        column = (sense_column or len(cells)) - 1
+        column = (len(cells) if sense_column is None else sense_column) - 1
         if len(cells) < 3 or not 0 <= column < len(cells) or (labelled and column <= POS):
             raise ValueError(
                 f"{path}, line {number}: a line must hold word, lemma, part of speech and sense, got {len(cells)} "
