@@ -112,6 +112,21 @@ def test_generated_tokens_are_transformers(family, options, tmp_path):
         assert {len(row) for row in rows} != {12}
 
 
+def test_least_new_tokens_stand_above_the_least_length(tmp_path):
+    theirs = whole("bart")
+    padded, (batch, *_) = both_batches("bart")
+    del padded["labels"]
+    theirs.generation_config.update(eos_token_id=None, forced_eos_token_id=None)
+    free = theirs.generate(**padded, max_new_tokens=12, do_sample=False)[:, 1:].tolist()
+    # A token that ends some targets early.
+    theirs.config.eos_token_id = theirs.generation_config.eos_token_id = eos = free[2][3]
+    theirs.generation_config.update(max_new_tokens=12, min_new_tokens=2, min_length=12)
+    rows = [row[1:] for row in theirs.generate(**padded, do_sample=False).tolist()]
+    rows = [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+    assert min(map(len, rows)) < 11
+    assert Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch) == rows
+
+
 def test_generation_config_gives_the_defaults_and_is_saved(tmp_path):
     theirs = whole("bart")
     settings = {"num_beams": 3, "max_length": 9, "min_length": 4, "no_repeat_ngram_size": 2}

@@ -86,18 +86,20 @@ def search_settings(
             )
     arguments = {name: value for name, value in given.items() if value is not None}
     check(arguments, RULES, "")
-    # A call's number of new tokens stands above both of the file's lengths.
-    for name, in_file in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
-        if name in arguments:
-            known.pop(in_file, None)
     return known | arguments
 
 
 def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...]) -> SearchOptions:
-    """The options of a search. Lengths of the settings count the start token, numbers of new tokens do not."""
+    """The options of a search. Lengths of the settings count the start token, numbers of new tokens do not.
+
+    A number of new tokens stands above the length, as in transformers.
+    """
     most = settings.get("max_new_tokens")
     if most is None:
         most = max(1, settings.get("max_length", MAX_NEW_TOKENS + 1) - 1)
+    least = settings.get("min_new_tokens")
+    if least is None:
+        least = max(0, settings.get("min_length", 1) - 1)
     forced = {0: settings.get("forced_bos_token_id")}
     if settings.get("forced_eos_token_id") is not None:
         forced[most - 1] = settings["forced_eos_token_id"]
@@ -109,6 +111,6 @@ def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...
         start=start,
         ends=ends,
         forced={place: token for place, token in forced.items() if token is not None},
-        min_new_tokens=max(settings.get("min_new_tokens", 0), settings.get("min_length", 0) - 1),
+        min_new_tokens=least,
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
     )
