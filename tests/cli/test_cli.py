@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from fastenc.cli import info, main
 from fastenc.cli.commands import COMMANDS, command_named
+from fastenc.cli.finetune import Finetune
 from fastenc.cli.options import options_of, parse
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
@@ -339,6 +340,22 @@ def test_a_reader_that_leaves_ends_the_command(monkeypatch, capsys):
         with pytest.raises(SystemExit) as exit_:
             main(["--help"])
     assert exit_.value.code == 141 and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "task, option, text, value",
+    [
+        ("word-sense", "word-layers", "-4,-3,-2,-1", "-4,-3,-2,-1"),
+        ("span-ner", "null-offset", "-1e-3", -1e-3),
+        ("span-ner", "null-offset", "-.5", -0.5),
+    ],
+)
+def test_values_may_begin_with_a_minus(task, option, text, value):
+    command = ["model", "data", "-o", "run", "--task", task]
+    spaced = Finetune.from_arguments("finetune", [*command, f"--{option}", text])
+    joined = Finetune.from_arguments("finetune", [*command, f"--{option}={text}"])
+    assert spaced == joined
+    assert spaced.task_options[option.replace("-", "_")] == value
 
 
 def test_unknown_commands_and_options_are_one_line(capsys):

@@ -264,6 +264,11 @@ def _kind(wanted: type) -> str:
 class _Parser(argparse.ArgumentParser):
     """Raises errors, so that the command line's main function prints them as one line."""
 
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        # argparse takes -1 for a value, but -4,-3 and -1e-3 for options. No name of ours begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
     def error(self, message: str) -> Any:
         raise ValueError(f"{message}; {self.prog} --help lists the options")
 
