@@ -80,7 +80,7 @@ def resident(pid: int) -> float:
 
 
 def predict(folder: str, inputs: Path, output: Path, texts: int, threads: int) -> dict:
-    command = [sys.executable, "-m", "fastenc.cli", "predict", folder, str(inputs)]
+    command = [sys.executable, "-m", "fastenc", "predict", folder, str(inputs)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     begin, before, memory = time.perf_counter(), _children_cpu_seconds(), []
     process = subprocess.Popen([*command, "-o", str(output)], env=environment)

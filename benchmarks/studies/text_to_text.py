@@ -65,7 +65,7 @@ def execute(*arguments: object) -> float:
     print("fastenc", shlex.join(words), flush=True)
     used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     before = used()
-    subprocess.run([sys.executable, "-m", "fastenc.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "fastenc", *words], check=True)
     return used() - before
 
 

@@ -39,6 +39,7 @@ ROOMS = {
         "analysis": "_base data models models/embedding nn ops packing text",
         "train": "_base adapt data graphs models models/adapters models/architectures nn objectives packing tasks text",
         "demo": "_base analysis data models objectives packing tasks train",
+        "__main__": "cli",
         "cli": "_base adapt analysis data models models/adapters ops profiling tasks testing text train",
     }.items()
 }

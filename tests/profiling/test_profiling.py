@@ -338,5 +338,5 @@ def test_benchmarks_outside_a_checkout_are_a_clear_error(monkeypatch, tmp_path):
 
 
 def test_bench_hands_its_arguments_on():
-    done = python("-m", "fastenc.cli", "bench", "no_such_benchmark")
+    done = python("-m", "fastenc", "bench", "no_such_benchmark")
     assert done.returncode == 2 and "no such benchmark: no_such_benchmark" in done.stderr

@@ -197,7 +197,7 @@ def test_two_processes_pretrain_on_a_store_as_one_does(tmp_path):
         *("pretrain", store.folder, *model, "--replacement", "unigram", "--alpha", 0.5),
         *("--batch-tokens", 128, "--max-steps", 12, "--eval-every", 4, "--adam-eps", 1e-4),
     )
-    _, shown = on_two_processes("-m", "fastenc.cli", *command, "-o", tmp_path / "two")
+    _, shown = on_two_processes("-m", "fastenc", *command, "-o", tmp_path / "two")
     assert shown.count("tokens_per_s ") == 2, "the main process's lines alone, at steps 10 and 12"
     run(*command, "--accumulation", 2, "-o", tmp_path / "one")
     assert_same_run(tmp_path / "one", tmp_path / "two")

@@ -43,7 +43,7 @@ class Pretrain(Command):
     fastenc pretrain more.txt --from runs/small -o runs/adapted --lr 1e-4 --whole-word
     fastenc pretrain store/ --batch-tokens 16384 -o runs/large
     fastenc pretrain wiki.txt.gz --config runs/base/recipe.toml -o runs/again
-    torchrun --nproc-per-node 8 -m fastenc.cli pretrain wiki.txt.gz --parallel fsdp -o runs/r
+    torchrun --nproc-per-node 8 -m fastenc pretrain wiki.txt.gz --parallel fsdp -o runs/r
     """
 
     instead: ClassVar[dict[str, str]] = INSTEAD

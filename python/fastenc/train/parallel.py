@@ -99,7 +99,7 @@ class FSDP:
         if accelerator.num_processes == 1:
             raise ValueError(
                 "parallel='fsdp' shards the weights over several processes, got 1: start them with "
-                "torchrun --nproc-per-node N -m fastenc.cli ..., or leave it out"
+                "torchrun --nproc-per-node N -m fastenc ..., or leave it out"
             )
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard

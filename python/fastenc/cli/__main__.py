@@ -1,3 +1,0 @@
-from fastenc.cli import main
-
-main()
