@@ -233,6 +233,10 @@ OTHERS = {
         "`span-ner`: entities beyond its limits.",
         "`--max-span-words`, or longer windows.",
     ),
+    "… leaves out the begin of longer texts, fastenc leaves out their end": (
+        "`truncation_side` in tokenizer_config.json is `left`.",
+        "Give shorter texts; to fine-tune a classifier, `--truncation tail`.",
+    ),
     "the model has no tokenizer: transformers makes none from … (…). Token ids can be given": (
         "A checkpoint without tokenizer.json, and transformers, or a library that it needs, cannot read the other "
         "file.",

@@ -114,6 +114,17 @@ def test_texts_are_cut_and_lowercased_as_the_folder_says(folder, tmp_path, name)
     numpy.testing.assert_array_equal(expected[0], expected[1])
 
 
+def test_a_folder_that_cuts_texts_on_the_left_is_named(folder):
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"truncation_side": "left", "model_max_length": 6}))
+    with pytest.warns(UserWarning, match="leaves out the begin of longer texts"):
+        encoder = Encoder.from_pretrained(folder)
+    long, peer = "a small dog runs " * 9, sentence_transformer(folder)
+    assert peer.encode("a " + long) == pytest.approx(peer.encode(long)), "the begin is left out"
+    assert encoder.encode(long + "a") == pytest.approx(encoder.encode(long), abs=1e-6)
+
+
 def test_a_tokenizer_without_a_limit_leaves_the_models_positions(folder, tmp_path):
     for name, limit in (("sentence_bert_config.json", None), ("tokenizer_config.json", 1e30)):
         values = json.loads((folder / name).read_text())

@@ -84,6 +84,26 @@ def test_the_activation_that_sentence_transformers_has_saved(activation, tmp_pat
     assert CrossEncoderOfFastenc.from_pretrained(tmp_path / "saved").activation == activation
 
 
+def test_a_stored_prompt_and_lowercasing(tmp_path):
+    from sentence_transformers import CrossEncoder
+
+    folder = cross_encoder_folder(tmp_path / "model")
+    prompts = {
+        "prompts": {"question": "dog: ", "other": "runs "},
+        "default_prompt_name": "question",
+    }
+    peer = CrossEncoder(str(folder), device="cpu", **prompts)
+    peer.save_pretrained(str(tmp_path / "saved"))
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    scores = fastenc.Reranker.from_pretrained(tmp_path / "saved").predict(pairs)
+    expected = peer.predict(pairs, convert_to_tensor=True)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-6)
+    other = fastenc.Reranker.from_pretrained(tmp_path / "saved", prompt="runs ").predict(pairs)
+    expected = peer.predict(pairs, convert_to_tensor=True, prompt_name="other")
+    torch.testing.assert_close(other, expected, rtol=1e-4, atol=1e-6)
+    assert (other - scores).abs().max() > 1e-3
+
+
 def test_the_command_ranks_documents_for_each_query(tmp_path, capsys):
     folder = cross_encoder_folder(tmp_path / "model")
     queries, documents = tmp_path / "queries.txt", tmp_path / "documents.jsonl"

@@ -15,6 +15,7 @@ from fastenc.models.architectures.values import NAMES, TABLE, TEXT, Rule, check
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 HUB_FILES = [
     CONFIG,
@@ -141,10 +142,19 @@ def tokenizer_length(folder: Path) -> int | None:
 
     transformers writes about 1e30 if there is no limit.
     """
-    path = folder / "tokenizer_config.json"
-    values = read_any_json(path) if path.exists() else {}
-    length = values.get("model_max_length") if isinstance(values, dict) else None
+    length = _tokenizer_settings(folder).get("model_max_length")
     return int(length) if isinstance(length, int | float) and 0 < length < 1e9 else None
+
+
+def cuts_on_the_left(folder: Path) -> bool:
+    """Whether a folder's tokenizer_config.json says that the begin of a text that is too long is left out."""
+    return _tokenizer_settings(folder).get("truncation_side") == "left"
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / TOKENIZER_CONFIG
+    values = read_any_json(path) if path.exists() else {}
+    return values if isinstance(values, dict) else {}
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

@@ -219,6 +219,12 @@ class PretrainedModel(CheckpointNames):
         model.to(dtype)
         model.tokenizer = _tokenizer_of(folder, config)
         model.tokenizer_length = checkpoint.tokenizer_length(folder)
+        if model.tokenizer is not None and checkpoint.cuts_on_the_left(folder):
+            warnings.warn(
+                f"{folder / checkpoint.TOKENIZER_CONFIG} leaves out the begin of longer texts, fastenc leaves out "
+                "their end",
+                stacklevel=3,
+            )
         model.base = str(folder.resolve())
         if cls.keeps_tasks:
             adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)

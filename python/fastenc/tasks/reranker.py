@@ -12,6 +12,7 @@ from fastenc._base.transfer import send_arguments
 from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
 from fastenc.models.checkpoint import read_config, resolve, tokenizer_length
+from fastenc.models.embedding.sentence_files import lowercased, main_in
 from fastenc.models.embedding.text_batches import lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
@@ -32,6 +33,7 @@ class Reranker:
         model: a classifier of pairs with a tokenizer.
         max_length: number of tokens to which a pair is cut, at the end of its longer text; None: the model's positions.
         activation: "Identity", "Sigmoid" or "Tanh", applied to the logits.
+        prompt: put before each query.
     Raises: ValueError for another activation, a max_length outside 1 to the model's positions, and a model without a
         tokenizer.
     """
@@ -41,6 +43,7 @@ class Reranker:
         model: SequenceClassifier,
         max_length: int | None = None,
         activation: str = "Identity",
+        prompt: str = "",
     ):
         model.own_tokenizer()
         if activation not in ACTIVATIONS:
@@ -51,6 +54,7 @@ class Reranker:
                 f"max_length must be from 1 to the model's positions {model.positions}, got {max_length}"
             )
         self.model, self.max_length, self.activation = model, max_length, activation
+        self.prompt = prompt
 
     @classmethod
     def from_pretrained(
@@ -60,6 +64,7 @@ class Reranker:
         dtype: torch.dtype | str = torch.float32,
         max_length: int | None = None,
         activation: str | None = None,
+        prompt: str | None = None,
     ) -> "Reranker":
         """Load a cross-encoder, or any checkpoint for the classification of sequences.
 
@@ -69,6 +74,8 @@ class Reranker:
                 ``model_max_length``; at most the model's positions.
             activation: None: what sentence-transformers has stored in config.json, else Sigmoid for one label and
                 Identity for several.
+            prompt: put before each query; None: the default prompt that sentence-transformers has stored, if there is
+                one.
         Raises: ValueError for a checkpoint without a head for the classification of sequences, for a stored activation
             that is not known here, and as :meth:`fastenc.Encoder.from_pretrained`.
         """
@@ -88,7 +95,15 @@ class Reranker:
             activation = stored_activation(values, folder)
         if activation is None:
             activation = "Sigmoid" if len(model.label_names) == 1 else "Identity"
-        return cls(model, max_length, activation)
+        if prompt is None:
+            main = main_in(folder)
+            prompt = (
+                main["prompts"][main["default_prompt_name"]]
+                if main.get("default_prompt_name")
+                else ""
+            )
+        model.tokenizer = lowercased(model.tokenizer, folder)
+        return cls(model, max_length, activation, prompt)
 
     @torch.inference_mode()
     def predict(
@@ -110,7 +125,8 @@ class Reranker:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        given = [_checked(index, pair) for index, pair in enumerate(pairs)]
+        checked = (_checked(index, pair) for index, pair in enumerate(pairs))
+        given = [(self.prompt + query, document) for query, document in checked]
         model, device = self.model, next(self.model.parameters()).device
         examples = encode_texts(given, model.own_tokenizer(), self.max_length, show_progress=False)
         batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)

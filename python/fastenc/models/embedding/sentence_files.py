@@ -155,25 +155,31 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
             f"{folder} must pool by one of {', '.join(POOLINGS)}, got {values} after {module_types[:-1]}: use "
             "sentence-transformers"
         )
-    main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
-    check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
-    prompts = main.get("prompts") or {}
-    named = Rule("the name of one of the prompts", lambda value: value in prompts).or_none()
-    rules = {"default_prompt_name": named, "truncate_dim": COUNT.or_none()}
-    check(main, rules, f"{folder / MAIN}: ")
+    main = main_in(folder)
     kept = main.get("truncate_dim") or config.hidden_size
     return SentenceSettings(
         pooling,
         "Normalize" in module_types,
         max_length_in(folder),
         standardization,
-        prompts,
+        main.get("prompts") or {},
         values.get("include_prompt", True) is not False,
         () if standardization is not None else dense,
         main.get("default_prompt_name"),
         main.get("similarity_fn_name") or "cosine",
         kept if kept < config.hidden_size else None,
     )
+
+
+def main_in(folder: Path) -> dict[str, Any]:
+    """What a folder's main file of sentence-transformers says; {} without one. Raises: ValueError for bad values."""
+    main = json_in(folder / MAIN) if (folder / MAIN).exists() else {}
+    check(main, {"prompts": PROMPTS}, f"{folder / MAIN}: ")
+    prompts = main.get("prompts") or {}
+    named = Rule("the name of one of the prompts", lambda value: value in prompts).or_none()
+    rules = {"default_prompt_name": named, "truncate_dim": COUNT.or_none()}
+    check(main, rules, f"{folder / MAIN}: ")
+    return main
 
 
 def _dense(folders: list[Path], width: int) -> tuple[Dense, ...]:

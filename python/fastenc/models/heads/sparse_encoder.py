@@ -11,6 +11,7 @@ from torch import Tensor
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar, unless_few
 from fastenc.models.config import EncoderConfig
+from fastenc.models.embedding.sentence_files import lowercased
 from fastenc.models.embedding.splade_files import (
     SpladeSettings,
     is_splade,
@@ -193,6 +194,7 @@ class SparseEncoder(MaskedLM):
 
     def read_beside(self, folder: Path) -> None:
         self.settings = replace(read_splade(folder) or SpladeSettings(), **self._given)
+        self.tokenizer = lowercased(self.tokenizer, folder)
 
     def write_beside(self, folder: Path) -> None:
         write_splade(folder, self.settings, self.config.vocab_size, self.positions)
