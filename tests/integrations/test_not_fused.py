@@ -8,7 +8,7 @@ import torch
 from fastenc import patch
 from fastenc.models.architectures import ARCHITECTURES
 from tests.helpers import ROOT
-from tests.helpers.families import model, padded_batch
+from tests.helpers.families import model, padded_batch, whole
 
 PAGE = (ROOT / "docs" / "not-fused.md").read_text(encoding="utf-8")
 FUSED, OWN, HEAD = "fused", "transformers' forward", "the encoder fused, transformers' head"
@@ -55,6 +55,16 @@ def labels(batch):
     return batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
 
 
+def labelled(family):
+    def forward():
+        model, batch = whole(family), padded_batch(family, lengths=(5, 9))
+        batch["labels"] = labels(batch)
+        cached = model(**batch, return_dict=False)
+        assert len(patch(model)(**batch, return_dict=False)) == len(cached) - 1
+
+    return forward
+
+
 def traced():
     fastencs, batch = patch(model("bert")), padded_batch("bert", lengths=(5, 9))
     fastencs.config.return_dict = False
@@ -81,6 +91,7 @@ CALLS = {
     "`use_cache=True` of Qwen3 and Gemma 3": [
         (called(family, use_cache=True), FUSED) for family in ("qwen3", "gemma3")
     ],
+    "`labels` of T5, mT5 and umT5": [(labelled(family), FUSED) for family in ("t5", "mt5", "umt5")],
     "`output_hidden_states=True`": [(called(output_hidden_states=True), FUSED)],
     "a mask of four dimensions": [(called(attention_mask=square), OWN)],
     "padding on the left": [(called(attention_mask=leading), OWN)],
