@@ -512,8 +512,8 @@ def test_ways_that_exclude_each_other_are_errors(folder, pretrained, capsys):
         (("--adapt", "ia3"), "must be one of lora, adapters, prefix, prompt, features, got ia3"),
         (("--adapt-size", 3), "--adapt-size needs --adapt"),
         (("--adapt", "lora", "--freeze-layers", 1), "leave out --freeze-layers"),
-        (("--adapt", "lora", "--adapt-size", 0), "rank must be at least 1, got 0"),
-        (("--adapt", "lora", "--lora-target", "keys"), "targets must be of ['query', 'key',"),
+        (("--adapt", "lora", "--adapt-size", 0), "--adapt-size must be at least 1, got 0"),
+        (("--adapt", "lora", "--lora-target", "keys"), "--lora-target must be of query, key,"),
         (("--adapt", "prefix", "--lora-target", "key"), "--lora-target needs --adapt lora"),
         (
             ("--freeze-layers", 9),

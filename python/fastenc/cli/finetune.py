@@ -79,6 +79,13 @@ class AdaptOptions:
             raise ValueError(
                 f"--adapt must be one of {', '.join(METHODS)}, features, got {self.adapt}: give one of them"
             )
+        if self.adapt_size is not None and self.adapt_size < 1:
+            raise ValueError(f"--adapt-size must be at least 1, got {self.adapt_size}: give more")
+        unknown = {*self.lora_target} - {*LORA_TARGETS}
+        if unknown:
+            raise ValueError(
+                f"--lora-target must be of {', '.join(LORA_TARGETS)}, got {min(unknown)}: give one of them"
+            )
         if self.freeze_layers is not None:
             raise ValueError("--adapt freezes the whole encoder: leave out --freeze-layers")
         if self.adapt == "features":
