@@ -62,7 +62,7 @@ def test_counts_of_trained_parameters(model):
 
 
 def test_layers_that_do_not_exist_are_an_error(model):
-    with pytest.raises(ValueError, match=r"layers must be in \[0, 3\].*got 4"):
+    with pytest.raises(ValueError, match=r"from 0 to 3 layers can be frozen, .* got 4"):
         freeze_encoder(model, 4)
 
 
