@@ -184,11 +184,7 @@ def with_constants(
         tensor = tensors.pop(name, None)
         if tensor is None or name not in known:
             continue
-        if tensor.shape != known[name].shape:
-            raise ValueError(
-                f"{weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
-                f"{tuple(known[name].shape)}: do the two files belong together?"
-            )
+        _check_shape(name, tensor, known[name].shape, folder)
         if name in keys:
             values[keys[name]] = tensor.float().tolist()
         elif not is_table(tensor, known[name]):
@@ -224,13 +220,17 @@ def _few(names: list[str]) -> str:
 
 def _check_tensor(name: str, tensor: Tensor, expected: torch.Size, folder: Path) -> None:
     """Raise ValueError for a checkpoint's tensor that has another shape or is quantized."""
-    if tensor.shape != expected:
-        raise ValueError(
-            f"{weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
-            f"{tuple(expected)}: do the two files belong together?"
-        )
+    _check_shape(name, tensor, expected, folder)
     if not tensor.is_floating_point():
         raise ValueError(
             f"{weights_file(folder)}: {name} must be floating point, got {tensor.dtype}: write the checkpoint again, "
             "without quantization"
+        )
+
+
+def _check_shape(name: str, tensor: Tensor, expected: torch.Size, folder: Path) -> None:
+    if tensor.shape != expected:
+        raise ValueError(
+            f"{weights_file(folder)}: {name} has shape {tuple(tensor.shape)}, but config.json asks for "
+            f"{tuple(expected)}: do the two files belong together?"
         )
