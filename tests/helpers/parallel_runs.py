@@ -40,7 +40,7 @@ def start(folder, *, resume=False, die_at=None, poison_at=None, full_disk=False,
         if trainer.step == die_at:
             raise KeyboardInterrupt
         if trainer.step == poison_at:
-            trainer.found_inf.fill_(1)
+            trainer.optimizer_step.found_inf.fill_(1)
         # Batches are made before their steps, so a run that ends early has made some that no step computes.
         consumed.extend(
             row for row in made if row[0] // trainer.schedule.micro_batches == trainer.step

@@ -297,12 +297,12 @@ def test_a_training_step(tmp_path, monkeypatch):
         collate,
     )
     monkeypatch.setattr(type(trainer.accelerator), "device", property(lambda self: META))
-    trainer.model = on_meta(SequenceClassifier, config)
-    trainer.found_inf = trainer.found_inf.to(META)
+    step = trainer.optimizer_step
+    trainer.model = step.model = on_meta(SequenceClassifier, config)
+    step.found_inf = step.found_inf.to(META)
     trainer.reads_every_step = False
     steps = []
-    trainer.optimizer = SimpleNamespace(
-        param_groups=trainer.optimizer.param_groups,
+    step.optimizer = SimpleNamespace(
         step=lambda: steps.append([p.grad for p in trainer.model.parameters()]),
         zero_grad=lambda set_to_none: None,
     )

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fastenc.train import loop
+from fastenc.train import optimizer_step
 from tests.helpers.recording import Repeat
 from tests.helpers.training_run import build, build_objective, weights
 
@@ -14,7 +14,7 @@ from tests.helpers.training_run import build, build_objective, weights
 @pytest.fixture
 def recorder(monkeypatch):
     repeat = Repeat()
-    monkeypatch.setattr(loop, "training_recorder", lambda device: repeat)
+    monkeypatch.setattr(optimizer_step, "training_recorder", lambda device: repeat)
     return repeat
 
 

@@ -17,20 +17,16 @@ from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.prefetch import prefetch
 from fastenc._base.seeds import derive_seed
-from fastenc._base.transfer import send, send_arguments
 from fastenc.data import BatchSampler, Group
-from fastenc.graphs.recorded_steps import RecordedSteps
-from fastenc.graphs.training import training_recorder
-from fastenc.models import LossTerm, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adamw import AdamW
-from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.packing import ModelArguments
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.model_card import Origin, write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
+from fastenc.train.optimizer_step import MicroBatch, OptimizerStep
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.processes import on_main_process, process_state, together
 from fastenc.train.run_report import RunReport, duration
@@ -163,47 +159,35 @@ class Trainer:
         # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
         self.model_class = type(model)
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.fingerprint = self._fingerprint(model, lengths, settings or {})
         build = partial(build_optimizer, config=config, device=self.accelerator.device)
         self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
         self.model, self.optimizer = self.parallel.model, self.parallel.optimizer
         self.adamw = self.parallel.adamw
-        device = self.accelerator.device
-        # AdamW's kernel changes nothing if this is 1. torch's GradScaler skips steps in the same way.
-        self.found_inf = self.adamw.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
-        self.recorded_steps = self._record_steps() if config.graph else None
-        self.reads_every_step = device.type == "cpu"  # there is no device to wait for
+        self.optimizer_step = OptimizerStep(self.accelerator, self.parallel, collate, config)
+        # There is no device to wait for.
+        self.reads_every_step = self.accelerator.device.type == "cpu"
         self.step = 0
         self.best: Best | None = None
         self.evaluations_since_best = 0
         self.interruption = Interruption()
+
+    def _fingerprint(
+        self, model: PretrainedModel, lengths: torch.Tensor, settings: Mapping[str, object]
+    ) -> dict[str, object]:
+        """What the result depends on, as JSON values. A resumed run must have the same."""
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        data = f"{len(self.examples)} examples of {int(lengths.sum())} tokens"
         fingerprint = {
-            **config.fingerprint(),
+            **self.config.fingerprint(),
             **{f"model.{name}": value for name, value in _model_settings(model).items()},
-            **(settings or {}),
-            "metric": metric,
+            **settings,
+            "metric": self.metric,
             "trained parameters": trained,
-            "data": f"{len(examples)} examples of {int(lengths.sum())} tokens (checksum {_checksum(lengths):08x})",
+            "data": f"{data} (checksum {_checksum(lengths):08x})",
             "micro-batches a step (accumulation * processes)": self.schedule.micro_batches,
         }
-        self.fingerprint = json.loads(json.dumps(fingerprint))
-
-    def _record_steps(self) -> RecordedSteps:
-        """Steps that run as CUDA graphs."""
-        if self.processes > 1:
-            raise ValueError(
-                f"graph=True needs a single process, got {self.processes} processes: leave it out, or start one process"
-            )
-        if isinstance(self.plain_model, Seq2Seq):
-            raise ValueError(
-                "graph=True records steps with one label for each token or sequence of a batch, got a Seq2Seq, whose "
-                "batches have sources and targets: leave it out"
-            )
-        functions = (self._micro_batch, self._finish_gradient)
-        recorder = training_recorder(self.accelerator.device)
-        steps = RecordedSteps(self.plain_model, self.adamw, *functions, recorder)
-        self.found_inf = steps.found_inf
-        return steps
+        return json.loads(json.dumps(fingerprint))
 
     @property
     def plain_model(self) -> PretrainedModel:
@@ -247,8 +231,8 @@ class Trainer:
         collated = prefetch(self._collate_step, enumerate(remaining, self.step))
         steps_with_bar = self.report.bar(collated, self.step, self.total_steps)
         self.report.print("\n".join([*self.summary, f"{self.total_steps:,} optimiser steps"]))
-        for batches in steps_with_bar:
-            self._optimiser_step(batches)
+        for micro_batches in steps_with_bar:
+            self._optimiser_step(micro_batches)
             self.step += 1
             last = self.step == self.total_steps
             epoch, done = self.schedule.position(self.step)
@@ -318,10 +302,8 @@ class Trainer:
         """Seconds that the remaining steps take at the speed so far, evaluations and checkpoints excluded."""
         return self.statistics.seconds_per_step() * (self.total_steps - self.step)
 
-    def _collate_step(
-        self, numbered: tuple[int, list[list[int]]]
-    ) -> list[tuple[ModelArguments, bool]]:
-        """(the model's arguments, whether they count) of this process's micro-batches in a step.
+    def _collate_step(self, numbered: tuple[int, list[list[int]]]) -> list[MicroBatch]:
+        """This process's micro-batches in a step.
 
         Process p takes the micro-batches p, p + processes, and so on. The last step of an epoch may have too few for
         all processes. Then a process computes another one's micro-batch again with weight 0, because every process has
@@ -336,7 +318,7 @@ class Trainer:
             index = min(slot, len(batches) - 1)
             chosen = [self.examples[i] for i in batches[index]]
             number = step * self.schedule.micro_batches + index
-            local.append((self.collate(chosen, number), index == slot))
+            local.append(MicroBatch(self.collate(chosen, number), counts=index == slot))
         return local
 
     def _begin(self, folder: Path | None) -> None:
@@ -366,78 +348,18 @@ class Trainer:
         }
         checkpoints.restore_random_state(local)
 
-    def _optimiser_step(self, batches: list[tuple[ModelArguments, bool]]) -> None:
-        """Update the weights once. The statistics get the losses, gradient norm and tokens of all processes.
-
-        ``batches``: of :meth:`_collate_step`.
-        """
-        accelerator = self.accelerator
-        items, tokens = [], 0
-        for arguments, counted in batches:
-            counts = count_items(self.collate, arguments)
-            items.append(counts if counted else dict.fromkeys(counts, 0))
-            tokens += arguments["batch"].total_tokens if counted else 0
-        device = accelerator.device
-        names = list(items[0])
-        sums = [sum(counts[name] for counts in items) for name in names]
-        stop_vote = self.interruption.signal is not None
-        totals = torch.tensor([*sums, tokens, stop_vote], dtype=torch.float64)
-        totals = accelerator.reduce(send(totals, device), "sum")
+    def _optimiser_step(self, micro_batches: list[MicroBatch]) -> None:
+        """Update the weights once. The statistics get the losses, gradient norm and tokens of all processes."""
+        factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
         for group in self.optimizer.param_groups:
-            factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
             group["lr"] = self.learning_rate * group["lr_scale"] * factor
         self.model.train()
-        self.terms = names
-        numbers = torch.tensor([list(counts.values()) for counts in items], dtype=torch.float64)
-        # Each micro-batch's share of the items of each term.
-        factors = send(numbers, device) * (self.processes / totals[:-2].clamp(min=1))
-        of_micro_batches = [arguments for arguments, _ in batches]
-        if self.recorded_steps is not None:
-            results = self.recorded_steps(of_micro_batches, factors)
-        else:
-            means = torch.zeros_like(factors[0])
-            for number, (arguments, row) in enumerate(zip(of_micro_batches, factors, strict=True)):
-                arguments = send_arguments(arguments, device)
-                with self.parallel.gradient_sync(number + 1 == len(batches)):
-                    means += self._micro_batch(arguments, row)
-            results = self._finish_gradient(accelerator.reduce(means, "mean"))
-        loss_and_norm, means = results[:2], results[2:]
-        self.statistics.add(self.step + 1, names, torch.cat((loss_and_norm, totals[-2:], means)))
+        stop_vote = self.interruption.signal is not None
+        names, results = self.optimizer_step.gradient(micro_batches, stop_vote)
+        self.statistics.add(self.step + 1, names, results)
         if self.reads_every_step:
             self._read_statistics()
-        if self.recorded_steps is None:
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def _micro_batch(self, arguments: Mapping[str, object], factors: torch.Tensor) -> torch.Tensor:
-        """Add a micro-batch's gradient. Returns the mean of each term of its loss times the term's factor: (terms,)."""
-        with self.accelerator.autocast():
-            terms = loss_terms(self.model(**arguments))
-        scaled = {
-            name: LossTerm(terms[name].mean * factor, terms[name].weight)
-            for name, factor in zip(self.terms, factors.unbind(), strict=True)
-        }
-        # accelerator.backward would also divide by the launcher's accumulation setting
-        weighted_sum(scaled).backward()
-        self.term_weights = [term.weight for term in scaled.values()]
-        return torch.stack([term.mean for term in scaled.values()]).detach()
-
-    def _finish_gradient(self, means: torch.Tensor) -> torch.Tensor:
-        """Clip the gradient. Forbid updates from now on if the gradient or the loss is not finite.
-
-        Args:
-            means: float64 (terms,), the mean of each term over the step's items.
-        Returns: float64 (2 + terms,): loss, gradient norm, mean of each term.
-        """
-        # The weights are Python numbers: the host would wait while a tensor of them is copied to the device.
-        pairs = zip(means.unbind(), self.term_weights, strict=True)
-        loss = torch.stack([mean * weight for mean, weight in pairs]).sum()
-        limit = self.config.max_grad_norm or math.inf
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        norm = self.parallel.whole(norm)
-        results = torch.cat((torch.stack((loss, norm.double())), means))
-        self.found_inf.logical_or_(~results.isfinite().all())
-        return results
+        self.optimizer_step.update()
 
     def _read_statistics(self) -> None:
         """Read the losses of the steps since the last reading. On a GPU, only this waits for the device.
