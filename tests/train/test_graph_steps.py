@@ -91,7 +91,7 @@ def test_objectives_that_count_padding_are_refused_before_the_run(tmp_path, obje
 
 
 def test_several_processes_are_refused(tmp_path):
-    trainer = build(tmp_path)
-    trainer.processes = 2
+    step = build(tmp_path).optimizer_step
+    step.processes = 2
     with pytest.raises(ValueError, match="graph=True needs a single process, got 2 processes"):
-        trainer._record_steps()
+        step._record()
