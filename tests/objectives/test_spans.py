@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
@@ -228,3 +229,19 @@ def test_bad_input_is_named():
     )
     with pytest.raises(ValueError, match=message):
         OBJECTIVES["span"].collator(TOKENIZER, [[101, *range(2000, 2006), 102]], 0)
+
+
+def test_the_largest_samples_are_tokens(monkeypatch):
+    class Largest(Random):
+        getrandbits = Random.getrandbits  # the spans begin anywhere
+
+        def random(self):
+            return math.nextafter(1.0, 0.0)
+
+    monkeypatch.setattr("fastenc.objectives.spans.Random", Largest)
+    result = collator(mask_share=0.0, random_share=1.0)(sequences(2, 256), 0)
+    selected = result["labels"] != -100
+    assert selected.any()
+    uniform = torch.ones(VOCABULARY)
+    uniform[list(SPECIAL.all)] = 0
+    assert (result["batch"].input_ids[selected] == uniform.nonzero()[-1]).all()

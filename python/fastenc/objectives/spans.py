@@ -95,7 +95,8 @@ class SpanCollator:
                 selected[span] = True
                 action_samples[span] = rng.random()
                 samples = [rng.random() for _ in range(end - start)]
-                token_samples[span] = torch.tensor(samples).double()
+                # In float32 a sample could be rounded to 1, which no token's share reaches.
+                token_samples[span] = torch.tensor(samples, dtype=torch.float64)
                 left, right = span.start - 1, span.stop
                 rows += [
                     (left + 1 + i, left, right, i) for i in range(min(end - start, MAX_POSITIONS))
