@@ -19,11 +19,16 @@ from fastenc.analysis import (
     self_similarity,
     sentence_moments,
     similarity_by_frequency,
+    summarize_heads,
+    vectors_by_layer,
 )
+from fastenc.analysis.similarity import mean_of_inner
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, SentenceEmbedder
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.embedding.standardization import Standardization
+from fastenc.packing import pack_sequences
+from tests.helpers.checkpoints import save
 from tests.helpers.families import model
 
 TEXTS = [
@@ -48,8 +53,6 @@ def encoder(tmp_path_factory):
 
 def states(encoder, text):
     """Hidden states (layers + 1, tokens without special ones, width)."""
-    from fastenc.packing import pack_sequences
-
     ids = encoder.tokenizer.encode(text).ids
     with torch.no_grad():
         output = encoder(pack_sequences([ids]), output_hidden_states=True)
@@ -125,6 +128,40 @@ def test_isotropy_by_layer_is_that_of_all_tokens_at_once(encoder):
         assert layer.raw.anisotropy == pytest.approx(cosine_similarity(x)[upper].mean(), rel=1e-4)
         after = cosine_similarity(scaled)[upper].mean()
         assert layer.standardized.anisotropy == pytest.approx(after, rel=1e-3, abs=1e-6)
+
+
+def test_all_tokens_of_a_text_count_where_no_token_is_added_before_it(tmp_path):
+    theirs = model("t5", vocab_size=300)
+    encoder = Encoder.from_pretrained(save(theirs, tmp_path))
+    encoder.tokenizer = train_tokenizer(TEXTS, vocab_size=300, model_type="t5")
+    every = []
+    for text in TEXTS:
+        ids = torch.tensor([encoder.tokenizer.encode(text).ids])  # with an end token alone
+        with torch.no_grad():
+            output = theirs(ids, output_hidden_states=True)
+        every.append(torch.cat(output.hidden_states)[:, :-1])
+    means = torch.stack([states.mean(1) for states in every], 1)
+    torch.testing.assert_close(vectors_by_layer(encoder, TEXTS), means, rtol=1e-4, atol=1e-5)
+    tokens = torch.cat(every, 1).numpy()
+    pairs = np.triu_indices(tokens.shape[1], 1)
+    for layer, x in zip(isotropy_by_layer(encoder, TEXTS), tokens, strict=True):
+        assert layer.raw.anisotropy == pytest.approx(cosine_similarity(x)[pairs].mean(), rel=1e-3)
+    assert summarize_heads(encoder, TEXTS).tokens == tokens.shape[1]
+
+
+def test_large_special_tokens_do_not_change_the_mean_of_the_others():
+    batch = pack_sequences([[1] * length for length in (1, 2, 3, 12, 40)])
+    begins, stops = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long()
+    state = torch.randn(batch.total_tokens, 8).bfloat16()
+    state[begins] *= 1000
+    inside = torch.ones(batch.total_tokens, dtype=torch.bool)
+    inside[begins] = inside[stops - 1] = False
+    rows = [
+        state[a:b] if b - a < 3 else state[a + 1 : b - 1]
+        for a, b in zip(begins, stops, strict=True)
+    ]
+    expected = torch.stack([each.double().mean(0) for each in rows]).float()
+    torch.testing.assert_close(mean_of_inner(state, batch, inside), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_correlations_by_layer_are_scipys(encoder):

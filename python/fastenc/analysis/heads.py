@@ -126,10 +126,10 @@ def summarize_heads(
     shape = (encoder.config.num_layers, encoder.config.num_heads)
     names = [name for name in NAMES if name != "target"]
     sums = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
-    tokens = 0
+    tokens, tokenizer = 0, encoder.own_tokenizer()
     with evaluation_mode(encoder), torch.inference_mode():
         for batch, _ in batches_of(encoder, texts, batch_size, show_progress):
-            inside = inner_tokens(batch)
+            inside = inner_tokens(batch, tokenizer)
             tokens += int(inside.sum())
 
             def add(layer: int, statistics: HeadStatistics, inside: Tensor = inside) -> None:

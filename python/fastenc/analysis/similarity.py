@@ -81,7 +81,7 @@ def isotropy_by_layer(
     Raises: TooFewData (a ValueError) if the texts have fewer than two tokens, or if all tokens have the same value in a
         dimension of a layer.
     """
-    listed = list(texts)
+    listed, tokenizer = list(texts), encoder.own_tokenizer()
     width, depth = encoder.config.hidden_size, encoder.config.num_layers
     means = [
         LayerIsotropy(Moments.empty(width), Isotropy.empty(width), Isotropy.empty(width))
@@ -89,7 +89,7 @@ def isotropy_by_layer(
     ]
 
     def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
-        vectors = state[inner_tokens(batch)]
+        vectors = state[inner_tokens(batch, tokenizer)]
         means[layer].moments.add(vectors)
         means[layer].raw.add(vectors)
 
@@ -97,7 +97,7 @@ def isotropy_by_layer(
     standardizations = [_standardization(each.moments, "token") for each in means]
 
     def measure_again(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
-        vectors = state[inner_tokens(batch)]
+        vectors = state[inner_tokens(batch, tokenizer)]
         means[layer].standardized.add(standardizations[layer](vectors))
 
     visit_texts(encoder, listed, measure_again, batch_size=batch_size, show_progress=show_progress)
@@ -189,29 +189,30 @@ def vectors_by_layer(encoder: Encoder, texts: Sequence[str], *, batch_size: int 
     """
     layers, width = encoder.config.num_layers + 1, encoder.config.hidden_size
     check_space((layers * len(texts), width), torch.float32)
-    vectors = torch.empty(layers, len(texts), width)
+    vectors, tokenizer = torch.empty(layers, len(texts), width), encoder.own_tokenizer()
 
     def keep(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
-        vectors[layer, indices] = mean_of_inner(state, batch).float().cpu()
+        inside = inner_tokens(batch, tokenizer)
+        vectors[layer, indices] = mean_of_inner(state, batch, inside).cpu()
 
     visit_texts(encoder, texts, keep, batch_size=batch_size)
     return vectors
 
 
-def mean_of_inner(state: Tensor, batch: PackedBatch) -> Tensor:
-    """The mean over each sequence's tokens except the first and last: (batch, hidden_size).
-
-    For a sequence without other tokens, it is the mean over these two.
+def mean_of_inner(state: Tensor, batch: PackedBatch, inside: Tensor) -> Tensor:
+    """The mean over each sequence's inner tokens; of a sequence without any, over all its tokens.
 
     Args:
         state: (total_tokens, hidden_size).
+        inside: bool (total_tokens,), as :func:`fastenc.analysis.states.inner_tokens` gives it.
+    Returns: float32 (batch, hidden_size).
     """
     lengths = batch.cu_seqlens.diff()
-    sums = pool(state, batch.cu_seqlens, "mean") * lengths[:, None]
-    first, last = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long() - 1
-    outer = state.index_select(0, first) + state.index_select(0, last)
-    inner = (lengths - 2)[:, None]
-    return torch.where(inner > 0, (sums - outer) / inner.clamp(min=1), sums / lengths[:, None])
+    counts = F.pad(inside.cumsum(0), (1, 0))[batch.cu_seqlens.long()].diff()
+    without = counts == 0
+    inside = inside | without.repeat_interleave(lengths, output_size=batch.total_tokens)
+    ends = torch.where(without, lengths, counts).cumsum(0)
+    return pool(state[inside].float(), F.pad(ends, (1, 0)).int(), "mean")
 
 
 def _cosines(pairs: Tensor) -> list[float]:

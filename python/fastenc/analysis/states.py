@@ -84,9 +84,23 @@ def _token_batches(
         first += len(together)
 
 
-def inner_tokens(batch: PackedBatch) -> Tensor:
-    """False for the first and the last token of each sequence, which are special, else True: bool (total_tokens,)."""
-    inside = torch.ones(batch.total_tokens, dtype=torch.bool, device=batch.cu_seqlens.device)
-    inside[batch.cu_seqlens[:-1].long()] = False
-    inside[batch.cu_seqlens[1:].long() - 1] = False
-    return inside
+def inner_tokens(batch: PackedBatch, tokenizer: TokenizerLike) -> Tensor:
+    """Whether each token is one of a text, and not a special token at its begin or end: bool (total_tokens,).
+
+    Args:
+        tokenizer: the tokenizer of the batch's texts; T5's, for example, adds a token at the end only.
+    """
+    before, after = _added_tokens(tokenizer)
+    cu_seqlens = batch.cu_seqlens.long()
+    lengths = cu_seqlens.diff()
+    edges = torch.stack((cu_seqlens[:-1] + before, cu_seqlens[1:] - after))
+    begin, stop = edges.repeat_interleave(lengths, 1, output_size=batch.total_tokens)
+    places = torch.arange(batch.total_tokens, device=cu_seqlens.device)
+    return (places >= begin) & (places < stop)
+
+
+def _added_tokens(tokenizer: TokenizerLike) -> tuple[int, int]:
+    """How many special tokens the tokenizer adds before and after a text."""
+    special = tokenizer.encode("a").special_tokens_mask
+    before = next((index for index, added in enumerate(special) if not added), len(special))
+    return before, sum(special[before:])
