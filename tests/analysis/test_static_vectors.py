@@ -237,6 +237,12 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     np.testing.assert_allclose(static.encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
     again = StaticModel.load(tmp_path / "static")
     assert torch.equal(again.vectors, static.vectors)
+    static.tokenizer.enable_padding(length=30)
+    static.save(tmp_path / "padded")
+    texts = [*TEXTS, ""]
+    peer = SentenceTransformer(str(tmp_path / "padded"), device="cpu")
+    read = StaticModel.load(tmp_path / "padded").encode(texts, normalize=False)
+    np.testing.assert_allclose(read, peer.encode(texts), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"components must be from 1 to 32, .* got 40"):
         distill_static(encoder, TEXTS, components=40)
     with pytest.raises(ValueError, match="the texts must have tokens, got none"):

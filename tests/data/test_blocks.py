@@ -1,6 +1,12 @@
 import pytest
 
-from fastenc.data import doc_sentence_blocks, full_sentence_blocks, read_texts, train_tokenizer
+from fastenc.data import (
+    doc_sentence_blocks,
+    full_sentence_blocks,
+    measure_fertility,
+    read_texts,
+    train_tokenizer,
+)
 from fastenc.data.sentences import split_sentences
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer, special_tokens
@@ -83,6 +89,20 @@ def test_blocks_of_one_document_each(block_size):
     blocks = doc_sentence_blocks(documents, tokenizer, block_size)
     own = [full_sentence_blocks([d], tokenizer, block_size) for d in documents if d.strip()]
     assert blocks == [block for several in own for block in several]
+
+
+def test_the_tokenizers_own_padding_and_truncation_do_not_count():
+    documents = [TEXT, "Short. " * 9]
+    tokenizer = train_tokenizer([TEXT] * 5, vocab_size=330)
+    free = tokenizer.from_str(tokenizer.to_str())
+    tokenizer.enable_padding(length=40)
+    tokenizer.enable_truncation(4)
+    check_blocks(full_sentence_blocks(documents, tokenizer, 24), documents, free, 24)
+    assert tokenizer.truncation and tokenizer.padding
+    measured = measure_fertility(tokenizer, documents)
+    lines = [line for text in documents for line in text.split("\n")]
+    expected = [free.encode(line, add_special_tokens=False).ids for line in lines]
+    assert measured.tokens == sum(map(len, expected))
 
 
 def test_bad_input_is_named():

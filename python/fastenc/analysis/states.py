@@ -12,7 +12,7 @@ from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizers import TokenizerLike, without_limits
 
 TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]
@@ -72,9 +72,7 @@ def _token_batches(
     tokenizer: TokenizerLike, positions: int, texts: Iterable[str], batch_size: int
 ) -> Iterator[tuple[list[int], list[list[int]]]]:
     """(indices of the texts, their token ids) of each batch."""
-    # A copy, so that the caller's tokenizer keeps its settings.
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
+    copy = without_limits(tokenizer)
     copy.enable_truncation(positions)
     rest, first = iter(texts), 0
     while together := list(islice(rest, TEXTS_AT_ONCE)):

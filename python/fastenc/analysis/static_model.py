@@ -39,7 +39,10 @@ class StaticModel:
                 f"vectors must have a row for each of the {tokenizer.get_vocab_size()} tokens, got {len(vectors)}: "
                 "give the tokenizer that the vectors belong to"
             )
-        self.tokenizer, self.vectors = tokenizer, vectors
+        # As in sentence-transformers: a padding token would count like the others.
+        self.tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+        self.tokenizer.no_padding()
+        self.vectors = vectors
 
     def encode(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
         """The vectors of texts: float32 (texts, width); 0 for a text without tokens.

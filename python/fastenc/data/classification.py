@@ -11,7 +11,7 @@ from fastenc._base.progress import progress_bar
 from fastenc.data.readers import LabelledData
 from fastenc.packing import ModelArguments, pack_documents, pack_sequences
 from fastenc.text.long_texts import LongTexts
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizers import TokenizerLike, without_limits
 
 TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 
@@ -62,10 +62,7 @@ def encode_texts(
             f"truncation={long_texts.truncation} and chunks={long_texts.chunks}: leave both out, or give single texts"
         )
     room = long_texts.room(tokenizer.num_special_tokens_to_add(pairs))
-    # A copy, so that the caller's tokenizer keeps its settings.
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
+    copy = without_limits(tokenizer)
     if pairs:
         copy.enable_truncation(max_length, strategy="longest_first")
     before, after = _around_text(copy)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.tokenizers import TokenizerLike, special_tokens, without_limits
 
 # Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
 UNSPACED = re.compile(
@@ -86,7 +86,7 @@ def measure_fertility(tokenizer: TokenizerLike, texts: Iterable[str]) -> Fertili
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
     if not lines:
         raise ValueError("fertility needs texts, got none that is not empty: give texts with words")
-    encodings = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+    encodings = without_limits(tokenizer).encode_batch_fast(lines, add_special_tokens=False)
     unk = special_tokens(tokenizer).unk
     return Fertility(
         tokens=sum(len(encoding.ids) for encoding in encodings),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.rows import numbered_rows
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizers import TokenizerLike, without_limits
 from fastenc.text.windows import owned
 
 QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer
@@ -103,10 +103,7 @@ def question_windows(
     Source: Devlin et al. 2018, arXiv:1810.04805, section 4.2. ``central`` follows
         :func:`fastenc.text.windows.owned`; BERT's code slightly prefers long windows.
     """
-    # A copy, so that the caller's tokenizer keeps its settings.
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.no_truncation()
+    copy = without_limits(tokenizer)
     special = copy.num_special_tokens_to_add(True)
     for question, encoding in zip(
         questions,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastenc._base.progress import progress_bar
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.tokenizers import TokenizerLike, special_tokens, without_limits
 
 # SPACED_MARKS end a sentence only before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic).
 # UNSPACED_MARKS always end a sentence (Han and Kana, Myanmar, Khmer, Tibetan).
@@ -34,7 +34,7 @@ def tokenize_documents(
     documents: Iterable[str], tokenizer: TokenizerLike, *, show_progress: bool | None = None
 ) -> SentenceTokens:
     """Tokenise documents sentence by sentence. Ids have 4 bytes, ends 8 bytes."""
-    sep = special_tokens(tokenizer).sep
+    sep, tokenizer = special_tokens(tokenizer).sep, without_limits(tokenizer)
     tokens, sentence_ends, document_ends = array("i"), array("q"), array("q")
     for document in progress_bar(documents, "tokenizing", "document", show_progress):
         before = len(tokens)

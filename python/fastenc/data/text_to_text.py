@@ -10,7 +10,7 @@ from fastenc.data.classification import TEXTS_AT_ONCE, check_tokens
 from fastenc.data.readers import iterate_inputs, text_of
 from fastenc.data.rows import Row, numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, pack_targets
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizers import TokenizerLike, without_limits
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,7 @@ def encode_text_to_text(
 def _encoded(
     texts: Sequence[str], tokenizer: TokenizerLike, length: int, show_progress: bool | None
 ) -> list[list[int]]:
-    # A copy, so that the caller's tokenizer keeps its settings.
-    copy = type(tokenizer).from_str(tokenizer.to_str())
-    copy.no_padding()
+    copy = without_limits(tokenizer)
     copy.enable_truncation(length)
     starts = range(0, len(texts), TEXTS_AT_ONCE)
     return [

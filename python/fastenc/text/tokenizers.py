@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
-from fastenc._base.json_values import JsonObject
 
 # (pad, unk, cls, sep, mask); None: there is none.
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -325,6 +324,11 @@ def _only(ids: tuple[int, ...], name: str) -> int:
     return ids[0]
 
 
+def without_limits(tokenizer: TokenizerLike) -> TokenizerLike:
+    """A copy of the tokenizer that neither pads nor cuts texts. The caller's tokenizer keeps its settings."""
+    return _tokenizer_of(tokenizer, tokenizer.to_str())
+
+
 def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     """A copy of the tokenizer that tokenizes a single word as inside a text, with a space before it."""
     values = json.loads(tokenizer.to_str())
@@ -332,7 +336,7 @@ def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     for part in outer.get("pretokenizers", [outer]):
         if part.get("type") == "ByteLevel":
             part["add_prefix_space"] = True
-    return _tokenizer_of(tokenizer, values)
+    return _tokenizer_of(tokenizer, json.dumps(values))
 
 
 def lowercasing_tokenizer(tokenizer: TokenizerLike) -> TokenizerLike:
@@ -343,12 +347,12 @@ def lowercasing_tokenizer(tokenizer: TokenizerLike) -> TokenizerLike:
     if any(part["type"] == "Lowercase" or part.get("lowercase") for part in parts):
         return tokenizer
     values["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
-    return _tokenizer_of(tokenizer, values)
+    return _tokenizer_of(tokenizer, json.dumps(values))
 
 
-def _tokenizer_of(original: TokenizerLike, values: JsonObject) -> TokenizerLike:
+def _tokenizer_of(original: TokenizerLike, content: str) -> TokenizerLike:
     """A tokenizer of the original's class with the content of a tokenizer.json, without padding and truncation."""
-    made = type(original).from_str(json.dumps(values))
+    made = type(original).from_str(content)
     made.no_padding()
     made.no_truncation()
     return made

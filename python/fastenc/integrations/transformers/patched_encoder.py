@@ -21,7 +21,7 @@ from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizers import TokenizerLike, without_limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -217,8 +217,4 @@ class LiveEmbeddings:
 
 def backend_of(tokenizer: Any) -> TokenizerLike:
     """A ``tokenizers.Tokenizer`` without padding and truncation, from one or from transformers' fast tokenizer."""
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    copy = type(backend).from_str(backend.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    return copy
+    return without_limits(getattr(tokenizer, "backend_tokenizer", tokenizer))
