@@ -12,7 +12,7 @@ from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike, without_limits
+from fastenc.text.tokenizers import TokenizerLike, tokens_around_text, without_limits
 
 TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]
@@ -88,17 +88,10 @@ def inner_tokens(batch: PackedBatch, tokenizer: TokenizerLike) -> Tensor:
     Args:
         tokenizer: the tokenizer of the batch's texts; T5's, for example, adds a token at the end only.
     """
-    before, after = _added_tokens(tokenizer)
+    before, after = map(len, tokens_around_text(tokenizer))
     cu_seqlens = batch.cu_seqlens.long()
     lengths = cu_seqlens.diff()
     edges = torch.stack((cu_seqlens[:-1] + before, cu_seqlens[1:] - after))
     begin, stop = edges.repeat_interleave(lengths, 1, output_size=batch.total_tokens)
     places = torch.arange(batch.total_tokens, device=cu_seqlens.device)
     return (places >= begin) & (places < stop)
-
-
-def _added_tokens(tokenizer: TokenizerLike) -> tuple[int, int]:
-    """How many special tokens the tokenizer adds before and after a text."""
-    special = tokenizer.encode("a").special_tokens_mask
-    before = next((index for index, added in enumerate(special) if not added), len(special))
-    return before, sum(special[before:])

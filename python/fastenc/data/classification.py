@@ -11,7 +11,7 @@ from fastenc._base.progress import progress_bar
 from fastenc.data.readers import LabelledData
 from fastenc.packing import ModelArguments, pack_documents, pack_sequences
 from fastenc.text.long_texts import LongTexts
-from fastenc.text.tokenizers import TokenizerLike, without_limits
+from fastenc.text.tokenizers import TokenizerLike, tokens_around_text, without_limits
 
 TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 
@@ -65,7 +65,7 @@ def encode_texts(
     copy = without_limits(tokenizer)
     if pairs:
         copy.enable_truncation(max_length, strategy="longest_first")
-    before, after = _around_text(copy)
+    before, after = tokens_around_text(copy)
     known: Sequence[Any] = [None] * len(texts) if labels is None else labels
     examples: list[ClassificationExample] = []
     starts = range(0, len(texts), TEXTS_AT_ONCE)
@@ -81,15 +81,6 @@ def encode_texts(
             lengths = None if long_texts.chunks is None else [len(chunk) for chunk in chunks]
             examples.append(ClassificationExample(ids, [0] * len(ids), label, lengths))
     return examples
-
-
-def _around_text(tokenizer: TokenizerLike) -> tuple[list[int], list[int]]:
-    """The special tokens before a text ([CLS]; T5: none) and after it."""
-    encoding = tokenizer.encode("a")
-    mask = encoding.special_tokens_mask
-    begin = mask.index(0) if 0 in mask else min(1, len(mask))
-    end = len(mask) - mask[::-1].index(0) if 0 in mask else begin
-    return list(encoding.ids[:begin]), list(encoding.ids[end:])
 
 
 def encode_labelled(

@@ -287,6 +287,15 @@ def special_tokens(tokenizer: TokenizerLike) -> SpecialTokens:
     return SpecialTokens(pad, unknown, begin, sep, masks, frozenset(special.union(*ids)))
 
 
+def tokens_around_text(tokenizer: TokenizerLike) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer adds before a text ([CLS]; T5: none) and after it."""
+    encoding = tokenizer.encode("a")
+    mask = encoding.special_tokens_mask
+    begin = mask.index(0) if 0 in mask else min(1, len(mask))
+    end = len(mask) - mask[::-1].index(0) if 0 in mask else begin
+    return list(encoding.ids[:begin]), list(encoding.ids[end:])
+
+
 def sentinel_ids(tokenizer: TokenizerLike) -> list[int]:
     """Ids of T5's sentinels <extra_id_0>, <extra_id_1>, … as far as the tokenizer has them.
 
