@@ -41,14 +41,14 @@ class OptimizerStep:
             it is 1. torch's GradScaler skips steps in the same way.
 
     Args:
-        items: what :func:`count_items` takes as ``collate``.
+        collate: what made the micro-batches; it counts the items of a loss with several terms.
     Raises: ValueError if ``config.graph`` is True for several processes or for a Seq2Seq.
     """
 
     def __init__(
-        self, accelerator: "Accelerator", parallel: Parallel, items: Any, config: TrainConfig
+        self, accelerator: "Accelerator", parallel: Parallel, collate: Any, config: TrainConfig
     ) -> None:
-        self.accelerator, self.parallel, self.items = accelerator, parallel, items
+        self.accelerator, self.parallel, self.collate = accelerator, parallel, collate
         self.model, self.optimizer = parallel.model, parallel.optimizer
         self.processes = accelerator.num_processes
         self.max_grad_norm = config.max_grad_norm or math.inf
@@ -85,7 +85,7 @@ class OptimizerStep:
         Returns: the names of the loss's terms, and float64 (4 + terms,): loss, gradient norm, tokens and votes to stop
             of all processes, mean of each term.
         """
-        counts = [count_items(self.items, each.arguments) for each in micro_batches]
+        counts = [count_items(self.collate, each.arguments) for each in micro_batches]
         self.terms = names = list(counts[0])
         counted = torch.tensor([each.counts for each in micro_batches], dtype=torch.float64)
         items = torch.tensor([list(each.values()) for each in counts], dtype=torch.float64)
