@@ -125,6 +125,25 @@ def test_options_of_berts_tokenizer_count_for_more_than_its_file(tmp_path, optio
     assert is_plain == (ours.encode(text).ids == as_written(text)["input_ids"])
 
 
+@pytest.mark.parametrize("given", [{}, {"strip_accents": None}])
+@pytest.mark.parametrize("written", [True, False])
+def test_options_that_berts_tokenizer_does_not_have_are_its_defaults(tmp_path, given, written):
+    trained = train_tokenizer([*TEXTS, "日本 é É e E"], vocab_size=320, lowercase=False)
+    file, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+    BertTokenizerFast(vocab=trained.get_vocab() | {"日本": 320}).save_pretrained(tmp_path)
+    values = json.loads(file.read_text())
+    for attribute in ("lowercase", "strip_accents", "handle_chinese_chars"):
+        values["normalizer"][attribute] = written
+    file.write_text(json.dumps(values))
+    options = {"do_lower_case", "strip_accents", "tokenize_chinese_chars"}
+    values = json.loads(config.read_text())
+    values = {name: value for name, value in values.items() if name not in options} | given
+    config.write_text(json.dumps(values))
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    normalized = ours.normalizer.normalize_str("The Füchse é É, 日本")
+    assert normalized == theirs.backend_tokenizer.normalizer.normalize_str("The Füchse é É, 日本")
+
+
 @pytest.mark.parametrize(("declared", "saved"), [(None, 40), (25, 25), (int(1e30), 40)])
 def test_a_saved_models_tokenizer_truncates_in_transformers(tmp_path, declared, saved):
     model("bert").save_pretrained(tmp_path / "given")  # of 40 positions

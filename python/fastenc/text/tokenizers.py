@@ -35,7 +35,10 @@ NORMALIZER_OPTIONS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# Classes of tokenizer_config.json that take tokenizer.json as it is.
+# Classes of tokenizer_config.json (a "Fast" may follow) that give an option that is not there this value.
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+# Classes that take tokenizer.json as it is.
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # What transformers makes a tokenizer.json from.
 SENTENCEPIECE_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
@@ -166,7 +169,8 @@ class SpecialTokens(NamedTuple):
 def load_tokenizer(folder: str | Path) -> TokenizerLike:
     """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
 
-    As in transformers, options of BERT's tokenizer in tokenizer_config.json count for more than tokenizer.json.
+    As in transformers, options of BERT's tokenizer in tokenizer_config.json, and the defaults of those that it does not
+    have, count for more than tokenizer.json.
 
     Raises: ValueError without a readable tokenizer.json.
     """
@@ -198,8 +202,11 @@ def _apply_options(tokenizer: Any, file: Path) -> None:
         return
     if not isinstance(values, dict) or values.get("tokenizer_class") in PLAIN_CLASSES:
         return
+    if str(values.get("tokenizer_class")).removesuffix("Fast") in BERT_CLASSES:
+        values = BERT_DEFAULTS | values
     for name, attribute in NORMALIZER_OPTIONS.items():
-        if isinstance(values.get(name), bool):
+        follows_case = name == "strip_accents" and values.get(name, False) is None
+        if follows_case or isinstance(values.get(name), bool):
             setattr(normalizer, attribute, values[name])
     tokenizer.normalizer = normalizer
 
