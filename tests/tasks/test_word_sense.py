@@ -168,6 +168,29 @@ def test_all_words_files(tmp_path):
     assert every[0].senses == ()
 
 
+def test_only_nouns_verbs_adjectives_and_adverbs_are_predicted(tmp_path):
+    # The tags of Universal Dependencies and of the Penn Treebank.
+    wanted = {"NOUN": "n", "VERB": "v", "ADJ": "a", "ADV": "r"}
+    wanted |= {"NN": "n", "NNP": "n", "VBZ": "v", "JJR": "a", "RBS": "r"}
+    others = ["NUM", "AUX", "ADP", "PRON", "DET", "PART", "RP", "MD", "IN", "CD"]
+    path = tmp_path / "all.tsv"
+    path.write_text("".join(f"w\t{tag}\t{tag}\t-\n" for tag in [*others, *wanted]))
+    lemmas = [target.lemma for target in read_senses(path, labelled=False).targets]
+    assert lemmas == [f"{tag.lower()}.{letter}" for tag, letter in wanted.items()]
+
+
+def test_a_sense_that_a_cell_names_twice_counts_once(base, tmp_path):
+    path = tmp_path / "all.tsv"
+    path.write_text("the\tthe\tDT\t-\nbank\tbank\tNN\tx;x\n\nbank\tbank\tNN\ty\n")
+    task = WordSense(word_layers="-1")
+    data = task.read(path)
+    ours = task.load(base, data)
+    task.fit(ours, data, None)
+    # Each sense has one word, whose vector is the nearest to itself.
+    assert [prediction.sense for prediction in task.predict(ours, data)] == ["x", "y"]
+    assert ours.inventory.counts.tolist() == [1, 1]
+
+
 def test_too_few_examples_back_off_to_the_most_frequent_sense():
     vectors, counts = torch.eye(3), torch.tensor([1, 3, 2])
     vector = torch.tensor([1.0, 0.5, 0.2])

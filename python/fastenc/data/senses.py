@@ -25,6 +25,8 @@ SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")
 WORD, LEMMA, POS = 0, 1, 2  # columns of an all-words file
 UNTAGGED = ("-", "_", "")  # cells that mean "no sense" or "no lemma"
+# Numbers, prepositions, auxiliaries and particles, whose tags begin like those of nouns, adjectives and adverbs.
+OTHER_PARTS = ("NUM", "ADP", "AUX", "RP")
 
 
 class Target(NamedTuple):
@@ -130,7 +132,8 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
             )
         for word, (number, cells) in enumerate(rows):
             letter = _letter(cells[POS])
-            senses = tuple(part for part in cells[column].split(";") if part not in UNTAGGED)
+            parts = dict.fromkeys(cells[column].split(";"))  # each once
+            senses = tuple(part for part in parts if part not in UNTAGGED)
             wanted = senses if labelled else letter and cells[LEMMA] not in UNTAGGED
             if wanted:
                 lemma = f"{cells[LEMMA].lower()}.{letter}" if letter else cells[LEMMA].lower()
@@ -144,6 +147,8 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
 
 def _letter(tag: str) -> str:
     """WordNet's letter for a part of speech; "" if WordNet has no words of it."""
+    if tag in OTHER_PARTS:
+        return ""
     if tag.startswith("ADV"):
         return "r"
     return {"N": "n", "V": "v", "J": "a", "A": "a", "R": "r"}.get(tag[:1], "")
