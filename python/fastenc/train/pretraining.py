@@ -100,14 +100,21 @@ def objective_trainer(
         options.collator(tokenizer, [], config.seed, start_id=start_id)
     data = _read(options, tokenizer, train, dev, config.seed)
     examples, held_out, counts = data.examples, data.held_out, data.counts
-    held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
+    collator = options.collator(tokenizer, examples, config.seed, counts, start_id)
+    try:
+        held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
+    except ValueError as error:
+        # The training texts are enough, so it is not they that the message is about.
+        raise ValueError(
+            f"too few held-out texts: {error}. Without dev, a twentieth of the texts is held out"
+        ) from error
     check_held_out(held_out, held_out_collator)
     return Trainer(
         model,
         config,
         examples,
         data.lengths,
-        options.collator(tokenizer, examples, config.seed, counts, start_id),
+        collator,
         groups=data.groups,
         evaluate=lambda m: evaluate_objective(m, held_out, held_out_collator),
         settings={
