@@ -215,6 +215,62 @@ def test_a_folder_of_peft_of_another_task_or_with_more_than_is_computed_is_an_er
         SequenceClassifier.from_pretrained(tmp_path / "positions")
 
 
+def adapted_by_peft(folder, **options):
+    """BERT with LoRA, saved in ``folder/peft``."""
+    model("bert").save_pretrained(folder / "base")
+    base = transformers_model("bert", "SEQ_CLS", folder / "base", **labels("SEQ_CLS"))
+    settings = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS", **options}
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(**settings))
+    disturb(wrapped)
+    wrapped.save_pretrained(folder / "peft")
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights must be one of .*got 'pissa'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights must be one of .*got 'olora'"),
+        (
+            {"modules_to_save": ["classifier", "word_embeddings"]},
+            "another embeddings.word_embeddings.weight than the base model",
+        ),
+        (
+            {"modules_to_save": ["classifier", "attention.output.dense"]},
+            "another encoder.layer.0.attention.output.dense.weight than the base model",
+        ),
+        (
+            {"trainable_token_indices": {"word_embeddings": [1]}},
+            "trainable_token_indices must be None",
+        ),
+        ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens must be None"),
+        ({"layers_to_transform": [0]}, r"in all 2 layers, got .* with layers_to_transform \[0\]"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:aLoRA is currently only supported for CAUSAL_LM")
+def test_a_lora_of_peft_that_computes_more_is_an_error(options, message, tmp_path):
+    adapted_by_peft(tmp_path, **options)
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier.from_pretrained(tmp_path / "peft")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"exclude_modules": ["value"]},
+        {"exclude_modules": r".*\.key", "target_modules": ["query", "key", "value"]},
+        {"layers_to_transform": [0, 1], "use_rslora": True},
+        {"target_modules": r".*attention\.self\.(query|key)"},
+        {"init_lora_weights": "orthogonal"},
+    ],
+)
+def test_options_of_peft_that_select_or_scale_predict_the_same(options, tmp_path):
+    wrapped, padded = adapted_by_peft(tmp_path, **options), padded_batch("bert")
+    loaded = SequenceClassifier.from_pretrained(tmp_path / "peft")
+    expected = theirs(wrapped, padded, "SEQ_CLS")
+    torch.testing.assert_close(ours(loaded, padded), expected, rtol=0, atol=2e-5)
+
+
 @pytest.mark.skipif(not has_int8_products(), reason="this processor does not multiply 8 bits")
 def test_a_folder_of_peft_in_8_bits_must_be_merged(tmp_path):
     wrapped, padded = trained_by_peft("bert", "SEQ_CLS", "lora", tmp_path), padded_batch("bert")

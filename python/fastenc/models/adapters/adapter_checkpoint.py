@@ -7,7 +7,7 @@ with a prefix, ignore token types. PEFT has no format for bottlenecks and prompt
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,17 @@ BASE, PROMPT = "base_model.", "prompt_embeddings"
 TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
 TYPES[PromptTuning] = "FASTENC_PROMPT"
 # Options of PEFT's LoRA that are not supported here → the value that switches them off.
-UNSUPPORTED = {"bias": "none", "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
+UNSUPPORTED = {
+    "bias": "none",
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+}
+# PEFT's initial values of LoRA that leave the base model's weights as they are. Others, such as PiSSA, change them each
+# time that the adaptation is loaded.
+KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 def is_adapted(model: "PretrainedModel") -> bool:
@@ -212,7 +222,12 @@ def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path)
                 raise ValueError(
                     f"{where}: {key} must be {expected!r}, got {values[key]!r}: use PEFT for this adaptation"
                 )
-        targets = _lora_targets(model, values["target_modules"], where)
+        if (start := values.get("init_lora_weights", True)) not in KEEP_THE_BASE:
+            raise ValueError(
+                f"{where}: init_lora_weights must be one of {KEEP_THE_BASE}, because PEFT changes the base model's "
+                f"weights with others, got {start!r}: use PEFT for this adaptation, or convert it to LoRA there"
+            )
+        targets = _lora_targets(model, values, where)
         alpha, rank = float(values["lora_alpha"]), int(values["r"])
         # Rank-stabilised LoRA divides by the root of the rank.
         alpha = alpha * rank**0.5 if values.get("use_rslora") else alpha
@@ -291,6 +306,7 @@ def _stored_values(
             f"{where} has {min(surplus)}, and LoRA is added to the linear layers of attention and feed-forward, the "
             "embeddings and the pooler alone: train it without that module"
         )
+    _check_encoder_weights(model, stored, head.keys(), where)
     # PEFT stores the modules of a head that modules_to_save names. The others keep the base model's values.
     held = head.keys() & stored.keys()
     first = {key for key, (name, _) in head.items() if name in model.first_weights}
@@ -311,6 +327,29 @@ def _stored_values(
             )
         values += zip(parts, stored[key].split(widths, -1), strict=True)
     return values
+
+
+def _check_encoder_weights(
+    model: "PretrainedModel", stored: Mapping[str, Tensor], head: Collection[str], where: Path
+) -> None:
+    """Raise ValueError if the file has other values of the encoder's own weights than the base model.
+
+    PEFT stores the modules that modules_to_save names, and sometimes the table of embeddings without any change.
+    """
+    own = model.state_dict()
+    for ours, several in model.family_names(with_prefix=False).items():
+        for name in several:
+            wrapped = f"{name.rpartition('.')[0]}.base_layer.{name.rpartition('.')[2]}"
+            value = stored.get(name, stored.get(wrapped))
+            if value is None or name in head:
+                continue
+            weight = own[ours]
+            if torch.equal(value.to(weight), weight) or torch.equal(weight.to(value), value):
+                continue
+            raise ValueError(
+                f"{where} has another {name} than the base model, and an adaptation changes no weights of the encoder: "
+                "train it without modules_to_save for it, or merge it with PEFT"
+            )
 
 
 def _config(model: "PretrainedModel", adaptation: Adaptation) -> dict[str, Any]:
@@ -427,25 +466,40 @@ def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int | None]]
     return modules
 
 
-def _lora_targets(model: "PretrainedModel", wanted: Any, where: Path) -> tuple[str, ...]:
-    """The LoRA targets that PEFT's target_modules (a regular expression, or a list of name endings) select.
+def _lora_targets(
+    model: "PretrainedModel", values: Mapping[str, Any], where: Path
+) -> tuple[str, ...]:
+    """The LoRA targets that PEFT's target_modules selects and exclude_modules leaves, in layers_to_transform.
 
-    Raises: ValueError if it does not select the same targets in all layers.
+    Raises: ValueError if these are not the same targets in all layers.
     """
+    wanted, excluded = values["target_modules"], values.get("exclude_modules") or ()
+    numbers = values.get("layers_to_transform")
+    numbers = [numbers] if isinstance(numbers, int) else numbers
     # Names may be those of a model with a head or of the encoder alone.
     prefix = _model_prefix(model)
-    matches = (
-        (lambda name: any(re.fullmatch(wanted, each) for each in (name, prefix + name)))
-        if isinstance(wanted, str)
-        else (lambda name: any(f".{name}".endswith(f".{e.removeprefix(prefix)}") for e in wanted))
-    )
-    chosen = [target for name, target, _ in _lora_modules(model) if matches(name)]
+    chosen = [
+        target
+        for name, target, layer in _lora_modules(model)
+        if _selects(wanted, name, prefix)
+        and not _selects(excluded, name, prefix)
+        and (not numbers or layer in numbers)
+    ]
     targets = tuple(dict.fromkeys(chosen))
     layers = len(encoder_of(model).layers)
     times = {target: 1 if target in ENCODER_PARTS else layers for target in targets}
     if not chosen or any(chosen.count(target) != times[target] for target in targets):
+        limits = {"exclude_modules": excluded, "layers_to_transform": numbers}
+        given = "".join(f" with {key} {value!r}" for key, value in limits.items() if value)
         raise ValueError(
             f"{where}: target_modules must name the same linear layers in all {layers} layers, "
-            f"got {wanted!r}: use PEFT for this adaptation"
+            f"got {wanted!r}{given}: use PEFT for this adaptation"
         )
     return targets
+
+
+def _selects(patterns: str | Sequence[str], name: str, prefix: str) -> bool:
+    """Whether PEFT's regular expression or list of name endings selects a module, with or without its prefix."""
+    if isinstance(patterns, str):
+        return any(re.fullmatch(patterns, each) for each in (name, prefix + name))
+    return any(f".{name}".endswith(f".{each.removeprefix(prefix)}") for each in patterns)
