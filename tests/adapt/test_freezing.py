@@ -8,6 +8,7 @@ from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
 from fastenc.packing import pack_sequences
 from fastenc.train.optimizer import parameter_groups
 from tests.helpers import families
+from tests.helpers.checkpoints import save
 
 CONFIG = EncoderConfig(
     vocab_size=40, hidden_size=16, num_layers=3, num_heads=2, intermediate_size=32, max_positions=16
@@ -82,6 +83,21 @@ def test_rates_fall_from_the_top_layer_to_the_embeddings(model):
             assert scale == 0.5 ** (2 - int(name.split("layers.")[1][0])), name
         else:
             assert scale == 1.0, name
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "megatron-bert"])
+def test_rates_of_what_is_frozen_before_the_layers_are_those_of_the_embeddings(family, tmp_path):
+    encoder = Encoder.from_pretrained(save(families.model(family), tmp_path))
+    freeze_encoder(encoder, 0)
+    below = {id(p) for p in encoder.parameters() if not p.requires_grad}
+    freeze_encoder(encoder, 1)
+    lowest = {id(p) for p in encoder.parameters() if not p.requires_grad} - below
+    encoder.requires_grad_(True)
+    depth, scales = len(encoder.layers), {}
+    for group in parameter_groups(encoder, 0.1, layer_decay=0.5):
+        scales |= {id(p): group["lr_scale"] for p in group["params"]}
+    assert {scales[each] for each in below} == {0.5**depth}
+    assert {scales[each] for each in lowest} == {0.5 ** (depth - 1)}
 
 
 def test_encoder_itself_can_be_frozen():

@@ -21,7 +21,7 @@ from fastenc.adapt import (
     unmerge_adaptation,
     use_adaptation,
 )
-from fastenc.models import Encoder, EncoderConfig, SequenceClassifier, TokenClassifier
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, TokenClassifier
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.layer import run_single_ops
 from fastenc.packing import pack_sequences
@@ -261,6 +261,23 @@ def test_what_does_not_fit_leaves_the_model_as_it_was(base, method, tmp_path):
     save_file(tensors, file)
     load_adaptation(base, folder)
     assert not torch.equal(base(BATCH).logits, expected)
+
+
+def test_lora_of_a_table_that_the_decoder_reads_is_not_merged():
+    def words(tied):
+        model = MaskedLM(replace(CONFIG, extra={"tie_word_embeddings": tied})).eval()
+        add_adaptation(model, Lora(rank=2, targets=("word",)))
+        disturb(model)
+        return model
+
+    tied, untied = words(True), words(False)
+    before = tied(BATCH).logits
+    with pytest.raises(ValueError, match="a LoRA on 'word' cannot be merged under a decoder"):
+        merge_adaptation(tied)
+    assert torch.equal(tied(BATCH).logits, before)
+    expected = untied(BATCH).logits
+    merge_adaptation(untied)
+    torch.testing.assert_close(untied(BATCH).logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_is_added_while_an_adaptation_is_merged(base):

@@ -66,7 +66,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):
         with pytest.raises(ValueError, match=message):
             objective_trainer(options, model, texts, config)
     pairs = ObjectiveOptions("mlm+nsp", block_size=32)
-    with pytest.raises(ValueError, match="^too few held-out texts: .*got pairs of one"):
+    with pytest.raises(ValueError, match=r"^too few held-out texts: .*got pairs of one"):
         objective_trainer(pairs, NEW.make(pairs, word_tokenizer()), documents(9), config)
     model.tokenizer = None
     with pytest.raises(ValueError, match="the model must have a tokenizer, got none"):

@@ -45,10 +45,13 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 
 
 def _depth(name: str) -> int | None:
-    """0 for parameters of the embeddings, i + 1 for those of layer i, None for those above the layers."""
+    """0 for parameters below the layers, i + 1 for those of layer i, None for those above the layers or in all."""
     if match := re.search(r"\blayers?\.(\d+)\.", name):
         return int(match[1]) + 1
-    return 0 if re.search(r"\bembeddings", name) else None
+    if re.search(r"\bconvolution\.", name):  # after layer 0
+        return 1
+    below = r"\b(embeddings|first_norm\.|relative_positions\.|position_norm\.)"
+    return 0 if re.search(below, name) else None
 
 
 def build_optimizer(

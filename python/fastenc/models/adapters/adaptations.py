@@ -329,7 +329,8 @@ def merge_adaptation(model: "PretrainedModel") -> None:
 
     Copies of the weights are kept for :func:`unmerge_adaptation`. ``save_pretrained`` writes an ordinary checkpoint of
     a merged model.
-    Raises: ValueError when the adaptation in use is not LoRA, or is merged already.
+    Raises: ValueError when the adaptation in use is not LoRA, is merged already, or changes a table of word embeddings
+        that the model's decoder reads without the change.
     """
     encoder = encoder_of(model)
     adapted = encoder.adapted
@@ -340,10 +341,17 @@ def merge_adaptation(model: "PretrainedModel") -> None:
         raise ValueError(
             f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
         )
+    parts = adapted.parts_in_use()
+    # By its attribute, because the files of the heads import this one. Without a weight of its own it reads the table.
+    decoder_reads_table = getattr(getattr(model, "head", None), "decoder", model) is None
+    if "word" in parts and decoder_reads_table:
+        raise ValueError(
+            "a LoRA on 'word' cannot be merged under a decoder that reads the same table, because its logits would "
+            "change: use it without merging it, or train it without 'word'"
+        )
     encoder.frozen.drop()
     of_weights: list[tuple[tuple[Tensor, ...], nn.Module]] = [
-        ((_part(encoder, target).weight,), added)
-        for target, added in adapted.parts_in_use().items()
+        ((_part(encoder, target).weight,), added) for target, added in parts.items()
     ]
     for layer in _layers(encoder):
         for linear, added in _added_to(layer, name).low_rank.items():
