@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from fastenc.data import train_tokenizer
 from fastenc.data.questions import Answer, Question, question_windows, read_questions
@@ -148,6 +149,25 @@ def test_best_answer_is_that_of_an_exhaustive_search(tokenizer):
     assert all(c.text == CONTEXT[c.start : c.end] for c in prediction.candidates)
     assert prediction.answer(None) == prediction.answer(prediction.no_answer_score) == text
     assert prediction.answer(prediction.no_answer_score - 0.1) == ""
+
+
+def test_answers_have_no_space_around_them_where_tokens_have(tokenizer):
+    byte_level = train_tokenizer([CONTEXT] * 3, vocab_size=400, model_type="bpe")
+    template = {"single": "<s> $A </s>", "pair": "<s> $A </s> $B:1 </s>:1"}
+    ids = [(name, byte_level.token_to_id(name)) for name in ("<s>", "</s>")]
+    # As in ModernBERT's tokenizer.json, where no post-processor takes the spaces out of the offsets.
+    byte_level.post_processor = TemplateProcessing(**template, special_tokens=ids)
+    question = ask("Bernoulli numbers")
+    (window,) = question_windows([question], byte_level, max_length=900, stride=10)
+    assert any(CONTEXT[begin:end].startswith(" ") for begin, end in window.offsets)
+    logits = torch.zeros(len(window.input_ids), 2)
+    logits[window.start, 0] = 9
+    logits[window.end, 1] = 9
+    (prediction,) = extract_answers([question], [window], [logits])
+    best = max(prediction.candidates, key=lambda candidate: candidate.score)
+    assert prediction.text == best.text == "Bernoulli numbers"
+    assert (best.start, best.end) == (CONTEXT.index("Bernoulli"), len(CONTEXT) - 2)
+    assert all(c.text == CONTEXT[c.start : c.end] for c in prediction.candidates)
 
 
 def squad_file(path, **changes):

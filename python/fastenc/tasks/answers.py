@@ -108,9 +108,16 @@ def _prediction(
     question: Question, spans: dict[tuple[int, int], float], no_answer: float, n_best: int
 ) -> AnswerPrediction:
     ranked = sorted(spans.items(), key=lambda item: -item[1])[:n_best]
-    rows = [(question.context[a:b], a, b, score) for (a, b), score in ranked]
+    rows = [(*_trimmed(question.context, *span), score) for span, score in ranked]
     text, *_, best = rows[0] if rows else ("", -math.inf)
     rows = sorted([*rows, ("", 0, 0, no_answer)], key=lambda row: -row[3])
     probabilities = torch.tensor([row[3] for row in rows], dtype=torch.float64).softmax(0)
     candidates = [Candidate(*row, p) for row, p in zip(rows, probabilities.tolist(), strict=True)]
     return AnswerPrediction(question.id, text, candidates, no_answer - best)
+
+
+def _trimmed(context: str, start: int, end: int) -> tuple[str, int, int]:
+    """(text, start, end) without white space around it, which some tokenizers count to their tokens (ModernBERT's)."""
+    text = context[start:end].strip()
+    start = context.index(text, start)
+    return text, start, start + len(text)
