@@ -69,7 +69,9 @@ def test_predictions_in_python_are_those_of_the_file(task, models, tmp_path):
     model, inputs, values = models[task]
     run("predict", model, inputs, "-o", tmp_path / "out.jsonl")
     expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert fastenc.predictor(model).predict(values) == expected
+    predictor = fastenc.predictor(model)
+    assert predictor.predict(values) == expected
+    assert predictor.predict([]) == []
 
 
 def test_words_may_be_given_as_lists(models):

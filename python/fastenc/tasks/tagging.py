@@ -179,6 +179,8 @@ class TokenClassification(Task[TokenClassifier, TaggedData, TaggingExample, list
     ) -> list[Tagging]:
         if model.crf is not None:
             self._check_crf()
+        if not data.sentences:
+            return []
         tokens: list[list[Tensor]] = [[] for _ in data.sentences]
         words: list[list[int]] = [[] for _ in data.sentences]
         for example, values in zip(examples, logits, strict=True):
