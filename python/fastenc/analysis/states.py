@@ -83,10 +83,10 @@ def _token_batches(
 
 
 def inner_tokens(batch: PackedBatch, tokenizer: TokenizerLike) -> Tensor:
-    """Whether each token is one of a text, and not a special token at its begin or end: bool (total_tokens,).
+    """True for the tokens of the texts, False for the special tokens around them: bool (total_tokens,).
 
     Args:
-        tokenizer: the tokenizer of the batch's texts; T5's, for example, adds a token at the end only.
+        tokenizer: the tokenizer of the texts. T5's, for example, adds a special token at the end only.
     """
     before, after = map(len, tokens_around_text(tokenizer))
     cu_seqlens = batch.cu_seqlens.long()

@@ -95,7 +95,7 @@ class SpanCollator:
                 selected[span] = True
                 action_samples[span] = rng.random()
                 samples = [rng.random() for _ in range(end - start)]
-                # In float32 a sample could be rounded to 1, which no token's share reaches.
+                # In float32 a sample could be rounded to 1, and select an id beyond the vocabulary.
                 token_samples[span] = torch.tensor(samples, dtype=torch.float64)
                 left, right = span.start - 1, span.stop
                 rows += [

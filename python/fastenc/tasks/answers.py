@@ -117,7 +117,7 @@ def _prediction(
 
 
 def _trimmed(context: str, start: int, end: int) -> tuple[str, int, int]:
-    """(text, start, end) without white space around it, which some tokenizers count to their tokens (ModernBERT's)."""
+    """(text, start, end) without white space at the ends. A token of ModernBERT includes the space before its word."""
     text = context[start:end].strip()
     start = context.index(text, start)
     return text, start, start + len(text)

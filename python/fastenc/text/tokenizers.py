@@ -35,10 +35,10 @@ NORMALIZER_OPTIONS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# Classes of tokenizer_config.json (a "Fast" may follow) that give an option that is not there this value.
+# Classes of tokenizers, also with "Fast" at the end. An option that tokenizer_config.json lacks has its default.
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
 BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-# Classes that take tokenizer.json as it is.
+# These classes take tokenizer.json as it is.
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # What transformers makes a tokenizer.json from.
 SENTENCEPIECE_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
@@ -169,8 +169,8 @@ class SpecialTokens(NamedTuple):
 def load_tokenizer(folder: str | Path) -> TokenizerLike:
     """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
 
-    As in transformers, options of BERT's tokenizer in tokenizer_config.json, and the defaults of those that it does not
-    have, count for more than tokenizer.json.
+    For tokenizers like BERT's, options of tokenizer_config.json count for more than tokenizer.json, as in transformers.
+    Options that it lacks have transformers' defaults.
 
     Raises: ValueError without a readable tokenizer.json.
     """
@@ -341,7 +341,7 @@ def _only(ids: tuple[int, ...], name: str) -> int:
 
 
 def without_limits(tokenizer: TokenizerLike) -> TokenizerLike:
-    """A copy of the tokenizer that neither pads nor cuts texts. The caller's tokenizer keeps its settings."""
+    """A copy of the tokenizer without padding and truncation. The given tokenizer keeps its settings."""
     return _tokenizer_of(tokenizer, tokenizer.to_str())
 
 

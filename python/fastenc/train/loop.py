@@ -26,7 +26,7 @@ from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.model_card import Origin, write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
-from fastenc.train.optimizer_step import MicroBatch, OptimizerStep
+from fastenc.train.optimizer_step import CollatedBatch, OptimizerStep
 from fastenc.train.parallel import PARALLEL
 from fastenc.train.processes import on_main_process, process_state, together
 from fastenc.train.run_report import RunReport, duration
@@ -302,7 +302,7 @@ class Trainer:
         """Seconds that the remaining steps take at the speed so far, evaluations and checkpoints excluded."""
         return self.statistics.seconds_per_step() * (self.total_steps - self.step)
 
-    def _collate_step(self, numbered: tuple[int, list[list[int]]]) -> list[MicroBatch]:
+    def _collate_step(self, numbered: tuple[int, list[list[int]]]) -> list[CollatedBatch]:
         """This process's micro-batches in a step.
 
         Process p takes the micro-batches p, p + processes, and so on. The last step of an epoch may have too few for
@@ -318,7 +318,7 @@ class Trainer:
             index = min(slot, len(batches) - 1)
             chosen = [self.examples[i] for i in batches[index]]
             number = step * self.schedule.micro_batches + index
-            local.append(MicroBatch(self.collate(chosen, number), counts=index == slot))
+            local.append(CollatedBatch(self.collate(chosen, number), is_counted=index == slot))
         return local
 
     def _begin(self, folder: Path | None) -> None:
@@ -348,7 +348,7 @@ class Trainer:
         }
         checkpoints.restore_random_state(local)
 
-    def _optimiser_step(self, micro_batches: list[MicroBatch]) -> None:
+    def _optimiser_step(self, micro_batches: list[CollatedBatch]) -> None:
         """Update the weights once. The statistics get the losses, gradient norm and tokens of all processes."""
         factor = lr_factor(self.step, self.warmup_steps, self.total_steps)
         for group in self.optimizer.param_groups:

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class MicroBatch(NamedTuple):
-    """The model's arguments, and whether their loss counts."""
+class CollatedBatch(NamedTuple):
+    """A micro-batch of this process.
+
+    Fields:
+        arguments: the model's arguments.
+        is_counted: False for a repetition of another process's micro-batch, which has weight 0 in the loss.
+    """
 
     arguments: ModelArguments
-    counts: bool
+    is_counted: bool
 
 
 class OptimizerStep:
@@ -33,8 +38,8 @@ class OptimizerStep:
     The gradient is that of the mean loss over all labelled items of the micro-batches on all processes. A loss with
     several terms is the weighted sum of such means.
 
-    If the loss or the gradient of a step is not finite, this step and all later ones change no weights on a GPU. On a
-    CPU the caller reads the result before it updates them.
+    On a GPU, if the loss or the gradient of a step is not finite, this step and all later ones change no weights. On a
+    CPU, the caller reads the results of :meth:`gradient` before it calls :meth:`update`.
 
     Fields:
         found_inf: float32 scalar on the device, 1 after a step that was not finite. AdamW's kernel changes nothing if
@@ -75,31 +80,33 @@ class OptimizerStep:
         return steps
 
     def gradient(
-        self, micro_batches: list[MicroBatch], stop_vote: bool
+        self, micro_batches: list[CollatedBatch], stop_vote: bool
     ) -> tuple[list[str], Tensor]:
-        """Compute the step's gradient. With graphs, also update the weights.
+        """Compute the step's gradient. With graphs, this also updates the weights.
 
         Args:
-            micro_batches: of this process.
             stop_vote: whether this process wants the run to stop.
         Returns: the names of the loss's terms, and float64 (4 + terms,): loss, gradient norm, tokens and votes to stop
             of all processes, mean of each term.
         """
         counts = [count_items(self.collate, each.arguments) for each in micro_batches]
         self.terms = names = list(counts[0])
-        counted = torch.tensor([each.counts for each in micro_batches], dtype=torch.float64)
+        counted = torch.tensor([each.is_counted for each in micro_batches], dtype=torch.float64)
         items = torch.tensor([list(each.values()) for each in counts], dtype=torch.float64)
         items *= counted[:, None]
-        tokens = sum(each.arguments["batch"].total_tokens for each in micro_batches if each.counts)
+        tokens = sum(
+            each.arguments["batch"].total_tokens for each in micro_batches if each.is_counted
+        )
         totals = torch.tensor([*items.sum(0).tolist(), tokens, stop_vote], dtype=torch.float64)
         totals = self.accelerator.reduce(send(totals, self.accelerator.device), "sum")
         # Each micro-batch's share of the items of each term.
         shares = send(items, self.accelerator.device) * (self.processes / totals[:-2].clamp(min=1))
-        results = self._results([each.arguments for each in micro_batches], shares)
+        results = self._run([each.arguments for each in micro_batches], shares)
         loss_and_norm, means = results[:2], results[2:]
         return names, torch.cat((loss_and_norm, totals[-2:], means))
 
-    def _results(self, micro_batches: list[ModelArguments], shares: Tensor) -> Tensor:
+    def _run(self, micro_batches: list[ModelArguments], shares: Tensor) -> Tensor:
+        """Forward and backward of all micro-batches. Returns what :meth:`_finish_gradient` returns."""
         if self.recorded_steps is not None:
             return self.recorded_steps(micro_batches, shares)
         means = torch.zeros_like(shares[0])
@@ -110,7 +117,7 @@ class OptimizerStep:
         return self._finish_gradient(self.accelerator.reduce(means, "mean"))
 
     def update(self) -> None:
-        """Update the weights with the gradient, and forget it. With graphs, the gradient's graph has done so."""
+        """Update the weights, and delete the gradient. With graphs, :meth:`gradient` has done both."""
         if self.recorded_steps is None:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

@@ -104,7 +104,7 @@ def objective_trainer(
     try:
         held_out_collator = options.collator(tokenizer, held_out, config.seed + 1, counts, start_id)
     except ValueError as error:
-        # The training texts are enough, so it is not they that the message is about.
+        # The collator has accepted the training texts.
         raise ValueError(
             f"too few held-out texts: {error}. Without dev, a twentieth of the texts is held out"
         ) from error

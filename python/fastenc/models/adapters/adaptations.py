@@ -329,8 +329,8 @@ def merge_adaptation(model: "PretrainedModel") -> None:
 
     Copies of the weights are kept for :func:`unmerge_adaptation`. ``save_pretrained`` writes an ordinary checkpoint of
     a merged model.
-    Raises: ValueError when the adaptation in use is not LoRA, is merged already, or changes a table of word embeddings
-        that the model's decoder reads without the change.
+    Raises: ValueError when the adaptation in use is not LoRA, is merged already, or is on word embeddings whose weights
+        are tied to the decoder's. The decoder reads them without the LoRA.
     """
     encoder = encoder_of(model)
     adapted = encoder.adapted
@@ -342,12 +342,12 @@ def merge_adaptation(model: "PretrainedModel") -> None:
             f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
         )
     parts = adapted.parts_in_use()
-    # By its attribute, because the files of the heads import this one. Without a weight of its own it reads the table.
-    decoder_reads_table = getattr(getattr(model, "head", None), "decoder", model) is None
-    if "word" in parts and decoder_reads_table:
+    # The decoder of a masked-LM head is None if its weights are tied.
+    has_tied_decoder = getattr(getattr(model, "head", None), "decoder", model) is None
+    if "word" in parts and has_tied_decoder:
         raise ValueError(
-            "a LoRA on 'word' cannot be merged under a decoder that reads the same table, because its logits would "
-            "change: use it without merging it, or train it without 'word'"
+            "a LoRA on 'word' cannot be merged under a decoder with tied weights, because its logits would change: use "
+            "it without merging it, or train it without 'word'"
         )
     encoder.frozen.drop()
     of_weights: list[tuple[tuple[Tensor, ...], nn.Module]] = [

@@ -55,8 +55,8 @@ UNSUPPORTED = {
     "trainable_token_indices": None,
     "alora_invocation_tokens": None,
 }
-# PEFT's initial values of LoRA that leave the base model's weights as they are. Others, such as PiSSA, change them each
-# time that the adaptation is loaded.
+# Values of PEFT's init_lora_weights that keep the base model's weights. With others, such as "pissa", PEFT changes them
+# when it loads the adaptation.
 KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
@@ -222,10 +222,10 @@ def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path)
                 raise ValueError(
                     f"{where}: {key} must be {expected!r}, got {values[key]!r}: use PEFT for this adaptation"
                 )
-        if (start := values.get("init_lora_weights", True)) not in KEEP_THE_BASE:
+        if (init := values.get("init_lora_weights", True)) not in KEEP_THE_BASE:
             raise ValueError(
-                f"{where}: init_lora_weights must be one of {KEEP_THE_BASE}, because PEFT changes the base model's "
-                f"weights with others, got {start!r}: use PEFT for this adaptation, or convert it to LoRA there"
+                f"{where}: init_lora_weights must be one of {KEEP_THE_BASE}, because with others PEFT changes the base "
+                f"model's weights, got {init!r}: use PEFT for this adaptation, or convert it to LoRA with PEFT"
             )
         targets = _lora_targets(model, values, where)
         alpha, rank = float(values["lora_alpha"]), int(values["r"])
@@ -332,9 +332,10 @@ def _stored_values(
 def _check_encoder_weights(
     model: "PretrainedModel", stored: Mapping[str, Tensor], head: Collection[str], where: Path
 ) -> None:
-    """Raise ValueError if the file has other values of the encoder's own weights than the base model.
+    """Raise ValueError if the file has weights of the encoder that differ from the base model's.
 
-    PEFT stores the modules that modules_to_save names, and sometimes the table of embeddings without any change.
+    PEFT writes the modules that modules_to_save names. Sometimes it also writes the embeddings, although they have not
+    changed.
     """
     own = model.state_dict()
     for ours, several in model.family_names(with_prefix=False).items():
@@ -347,8 +348,8 @@ def _check_encoder_weights(
             if torch.equal(value.to(weight), weight) or torch.equal(weight.to(value), value):
                 continue
             raise ValueError(
-                f"{where} has another {name} than the base model, and an adaptation changes no weights of the encoder: "
-                "train it without modules_to_save for it, or merge it with PEFT"
+                f"{where} has another {name} than the base model, but an adaptation must not replace weights of the "
+                "encoder: train it without modules_to_save for it, or merge it with PEFT"
             )
 
 
@@ -469,9 +470,9 @@ def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int | None]]
 def _lora_targets(
     model: "PretrainedModel", values: Mapping[str, Any], where: Path
 ) -> tuple[str, ...]:
-    """The LoRA targets that PEFT's target_modules selects and exclude_modules leaves, in layers_to_transform.
+    """The LoRA targets by PEFT's target_modules, exclude_modules and layers_to_transform.
 
-    Raises: ValueError if these are not the same targets in all layers.
+    Raises: ValueError if the targets are not the same in all layers.
     """
     wanted, excluded = values["target_modules"], values.get("exclude_modules") or ()
     numbers = values.get("layers_to_transform")
@@ -499,7 +500,7 @@ def _lora_targets(
 
 
 def _selects(patterns: str | Sequence[str], name: str, prefix: str) -> bool:
-    """Whether PEFT's regular expression or list of name endings selects a module, with or without its prefix."""
+    """Whether a regular expression or a list of name endings selects the module. Names may have the prefix or not."""
     if isinstance(patterns, str):
         return any(re.fullmatch(patterns, each) for each in (name, prefix + name))
     return any(f".{name}".endswith(f".{each.removeprefix(prefix)}") for each in patterns)
