@@ -52,6 +52,6 @@ def emulates_slowly() -> bool:
     return torch.backends.cpu.get_cpu_capability() != "AVX512"
 
 
-def largest_error(provider: str, in_float32: float) -> float:
+def largest_error(provider: str, in_float32: float, reduced: float = 5e-2) -> float:
     """The relative error from which on a provider's result counts as wrong."""
-    return 5e-2 if provider in REDUCED else in_float32
+    return reduced if provider in REDUCED else in_float32

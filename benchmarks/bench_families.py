@@ -35,6 +35,9 @@ from fastenc.packing import PackedBatch, pack_sequences
 BATCH = 128 if ON_GPU else 32
 TEXTS = 2 * BATCH
 TOLERANCE = 5e-2 if ON_GPU else 1e-4  # bfloat16 through up to 22 layers
+# Of gradients, in float32 and in the other formats. Rounding moves some inputs of T5's ReLU across 0, where its
+# gradient jumps: in float32, transformers' own gradients are 4e-4 from those in float64.
+GRADIENT_TOLERANCES = {"t5": (1e-3, 1e-1)}
 ON_GPUS = ("deberta-v3", "modernbert")
 VOCABULARY = 32000
 # (class, class of its configuration, changes to the configuration's defaults), each as its base checkpoint
@@ -185,7 +188,9 @@ def measure(family: str) -> dict[str, dict]:
     batches = {corpus: batches_of(sizes) for corpus, sizes in corpora(family).items()}
     # Before the copies in other formats are made: beside them, 24 GB are too few for Hugging Face's longest step.
     steps = {
-        f"{family}, {corpus}, training step": training_step(trained, batches[corpus][0])
+        f"{family}, {corpus}, training step": training_step(
+            trained, batches[corpus][0], *GRADIENT_TOLERANCES.get(family, ())
+        )
         for corpus in batches
         if is_trained(family, corpus)
     }
@@ -237,9 +242,11 @@ def states(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     return model(**batch.inputs).last_hidden_state[batch.real]
 
 
-def near(provider: str, result: torch.Tensor, truth: torch.Tensor) -> str | None:
+def near(
+    provider: str, result: torch.Tensor, truth: torch.Tensor, *tolerances: float
+) -> str | None:
     error = ((result.float() - truth).norm() / truth.norm()).item()
-    right = error < largest_error(provider, TOLERANCE)
+    right = error < largest_error(provider, *(tolerances or (TOLERANCE,)))
     return None if right else f"relative error {error:.2g}"
 
 
@@ -260,8 +267,11 @@ def inference(models: dict, exact: torch.nn.Module, batches: list[Batch]) -> dic
     return with_speed(timed(providers, check, seconds=20), batches)
 
 
-def training_step(models: dict, batch: Batch) -> dict[str, dict]:
-    """Forward, and backward to all weights."""
+def training_step(models: dict, batch: Batch, *tolerances: float) -> dict[str, dict]:
+    """Forward, and backward to all weights.
+
+    Args: tolerances: of the gradients, as in :func:`benchmarks._formats.largest_error`.
+    """
     hidden = models["fastenc"].config.hidden_size
     dy = torch.randn(batch.packed.total_tokens, hidden).to(DEVICE)
 
@@ -279,7 +289,8 @@ def training_step(models: dict, batch: Batch) -> dict[str, dict]:
         theirs = partial(step, models["Hugging Face"], autocast=True)
         providers[THEIRS_AUTOCAST] = their_autocast(theirs)
         providers[OWN_AUTOCAST] = partial(step, models["fastenc"], autocast=True)
-    rows = timed(providers, lambda name, result: near(name, result, truth), seconds=10)
+    check = lambda name, result: near(name, result, truth, *tolerances)
+    rows = timed(providers, check, seconds=10)
     return with_speed(rows, [batch])
 
 

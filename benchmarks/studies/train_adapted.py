@@ -20,7 +20,7 @@ from benchmarks.studies.task_sets import SETS, TaskSet
 from benchmarks.studies.train_tasks import theirs
 from fastenc.adapt import Lora, add_adaptation, freeze_encoder, trained_parameters
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models.adapters.adaptations import METHODS
+from fastenc.models.adapters.adaptation_methods import METHODS
 from fastenc.train import TrainConfig, fine_tuning_lr, task_trainer
 
 FULL, LOWER, FEATURES = "full", "freeze 4 of 6 layers", "features"

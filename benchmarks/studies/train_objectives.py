@@ -37,7 +37,7 @@ from fastenc.objectives import OBJECTIVES, Objective, count_tokens, token_ids
 from fastenc.objectives.loss_terms import count_items, weighted_sum
 from fastenc.objectives.mlm import special_mask
 from fastenc.text import load_tokenizer
-from fastenc.text.tokenizers import save_tokenizer
+from fastenc.text.tokenizer_files import save_tokenizer
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.interruption import TrainingInterrupted
 from fastenc.train.log import read_log
