@@ -67,6 +67,22 @@ def test_labels_of_padding(family):
     close(output.logits, expected.logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["t5-gated", "bart"])
+@pytest.mark.parametrize("place", ["encoder", "decoder"])
+def test_a_stack_that_was_replaced_runs_as_it_is(family, place):
+    own = whole(family, **NO_DROPOUT).eval()
+    fused = fastenc.patch(copy.deepcopy(own))
+    parents = [getattr(model, "model", model) for model in (own, fused)]
+    replacement = copy.deepcopy(getattr(parents[0], place))
+    with torch.no_grad():
+        for weight in replacement.parameters():
+            weight.mul_(0.5)
+    for parent in parents:
+        setattr(parent, place, replacement)
+    batch, _ = both_batches(family)
+    close(fused(**batch).loss, own(**batch).loss)
+
+
 @pytest.mark.parametrize("family", ["t5-gated", "bart", "mbart"])
 def test_autocast(family):
     """Loss and all gradients, as one vector, are at most twice as far from float32 as the model's own, and a step."""
