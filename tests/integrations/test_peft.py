@@ -16,7 +16,7 @@ from fastenc.models import (
     SequenceClassifier,
     TokenClassifier,
 )
-from fastenc.models.adapters.adaptations import encoder_parts
+from fastenc.models.adapters.adaptation_methods import encoder_parts
 from fastenc.ops.int8_products import has_int8_products
 from fastenc.packing import pack
 from fastenc.tasks import task_of

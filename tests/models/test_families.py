@@ -20,7 +20,7 @@ from fastenc.adapt import (
     merge_adaptation,
 )
 from fastenc.models import Encoder, SequenceClassifier
-from fastenc.models.adapters.adaptations import encoder_parts
+from fastenc.models.adapters.adaptation_methods import encoder_parts
 from fastenc.models.architectures import ARCHITECTURES
 from fastenc.packing import pack_sequences
 from tests.helpers.adaptations import disturb

@@ -7,7 +7,7 @@ import pytest
 
 from fastenc.adapt import add_adaptation
 from fastenc.data import LabelledData
-from fastenc.models.adapters.adaptations import Lora
+from fastenc.models.adapters.adaptation_methods import Lora
 from fastenc.tasks import TASKS
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train import checkpoint as checkpoints

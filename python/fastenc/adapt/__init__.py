@@ -2,11 +2,8 @@
 
 from fastenc.adapt.features import FeatureCache, cache_features
 from fastenc.adapt.freezing import freeze_encoder, trained_parameters
+from fastenc.models.adapters.adaptation_methods import Adapters, Lora, PrefixTuning, PromptTuning
 from fastenc.models.adapters.adaptations import (
-    Adapters,
-    Lora,
-    PrefixTuning,
-    PromptTuning,
     add_adaptation,
     merge_adaptation,
     unmerge_adaptation,

@@ -12,7 +12,8 @@ from fastenc.cli.options import Command
 from fastenc.cli.task_options import all_task_options
 from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
 from fastenc.models import Seq2Seq, checkpoint
-from fastenc.models.adapters.adaptations import LORA_TARGETS, METHODS, Lora, encoder_of
+from fastenc.models.adapters.adaptation_methods import LORA_TARGETS, METHODS, Lora
+from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.tasks import TASKS, Task, make_task, task_named
 from fastenc.tasks.base import MIX
 from fastenc.train import TrainConfig, task_trainer

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from fastenc.adapt import cache_features
-from fastenc.models.adapters.adaptations import METHODS, encoder_of
+from fastenc.models.adapters.adaptation_methods import METHODS
+from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import ModelArguments
 from fastenc.tasks import Task

@@ -6,9 +6,7 @@ with a prefix, ignore token types. PEFT has no format for bottlenecks and prompt
 """
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,46 +16,33 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.models import checkpoint
-from fastenc.models.adapters.adaptation_state import ENCODER_PARTS
+from fastenc.models.adapters.adaptation_methods import Adaptation, Lora, PrefixTuning
 from fastenc.models.adapters.adaptations import (
-    Adaptation,
-    Adapters,
     Additions,
-    Lora,
-    PrefixTuning,
-    PromptTuning,
     add_modules,
     added_modules,
     check_new,
     encoder_of,
-    encoder_parts,
     head_parameters,
     name_of_task,
     new_modules,
     use_adaptation,
 )
+from fastenc.models.adapters.adapter_config import (
+    adaptation_of,
+    config_of,
+    lora_modules,
+    model_prefix,
+    name_prefix,
+)
 from fastenc.nn.adaptation import LowRank, LowRankRows
-from fastenc.text.tokenizers import find_tokenizer
+from fastenc.text.tokenizer_files import find_tokenizer
 
 if TYPE_CHECKING:
     from fastenc.models.encoder import Encoder
     from fastenc.models.pretrained import PretrainedModel
 
 BASE, PROMPT = "base_model.", "prompt_embeddings"
-TYPES = {Lora: "LORA", PrefixTuning: "PREFIX_TUNING", Adapters: "FASTENC_ADAPTERS"}
-TYPES[PromptTuning] = "FASTENC_PROMPT"
-# Options of PEFT's LoRA that are not supported here → the value that switches them off.
-UNSUPPORTED = {
-    "bias": "none",
-    "use_dora": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "trainable_token_indices": None,
-    "alora_invocation_tokens": None,
-}
-# Values of PEFT's init_lora_weights that keep the base model's weights. With others, such as "pissa", PEFT changes them
-# when it loads the adaptation.
-KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 def is_adapted(model: "PretrainedModel") -> bool:
@@ -169,7 +154,7 @@ def _name_tasks(encoder: "Encoder", tasks: Sequence[str], in_use: str | None) ->
 def _modules_by_target(model: "PretrainedModel") -> dict[str, list[str]]:
     """LoRA target → the checkpoint's modules."""
     modules: dict[str, list[str]] = {}
-    for name, target, _ in _lora_modules(model):
+    for name, target, _ in lora_modules(model):
         modules.setdefault(target, []).append(name)
     return modules
 
@@ -177,21 +162,13 @@ def _modules_by_target(model: "PretrainedModel") -> dict[str, list[str]]:
 def _write(folder: Path, model: "PretrainedModel", name: str, base: str) -> None:
     encoder = encoder_of(model)
     adaptation = encoder.adapted.descriptions[name]
-    tasks = {part: task for task, part in checkpoint.PEFT_TASKS.items()}
-    values = {
-        "peft_type": TYPES[type(adaptation)],
-        "task_type": tasks.get(model.architecture),
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-        **_config(model, adaptation),
-    }
     added = _added(model, adaptation, added_modules(encoder, name))
     # PEFT wraps a model in two modules for LoRA and in one for a prefix.
     wrapper = BASE
     if isinstance(adaptation, Lora):
         wrapper = f"{BASE}model."
-        added = {wrapper + _prefix(model) + key: tensors for key, tensors in added.items()}
-    head = _head(model, with_prefix=bool(_prefix(model)))
+        added = {wrapper + name_prefix(model) + key: tensors for key, tensors in added.items()}
+    head = _head(model, with_prefix=bool(name_prefix(model)))
     stored = {**added, **{wrapper + key: [tensor] for key, (_, tensor) in head.items()}}
     held = {
         key: torch.cat([tensor.cpu() for tensor in tensors], -1).contiguous()
@@ -203,43 +180,9 @@ def _write(folder: Path, model: "PretrainedModel", name: str, base: str) -> None
         folder / checkpoint.ADAPTER_WEIGHTS,
         lambda path: save_file(held, path, metadata={"format": "pt"}),
     )
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config_of(model, adaptation, base), indent=2, sort_keys=True) + "\n"
     write_atomically(
         folder / checkpoint.ADAPTER_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
-    )
-
-
-def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path) -> Adaptation:
-    """The adaptation that adapter_config.json describes.
-
-    Args: where: the file, for error messages.
-    Raises: ValueError for a method or an option of PEFT that is not supported here.
-    """
-    peft_type = values["peft_type"]
-    if peft_type == "LORA":
-        for key, expected in UNSUPPORTED.items():
-            if values.get(key, expected) != expected:
-                raise ValueError(
-                    f"{where}: {key} must be {expected!r}, got {values[key]!r}: use PEFT for this adaptation"
-                )
-        if (init := values.get("init_lora_weights", True)) not in KEEP_THE_BASE:
-            raise ValueError(
-                f"{where}: init_lora_weights must be one of {KEEP_THE_BASE}, because with others PEFT changes the base "
-                f"model's weights, got {init!r}: use PEFT for this adaptation, or convert it to LoRA with PEFT"
-            )
-        targets = _lora_targets(model, values, where)
-        alpha, rank = float(values["lora_alpha"]), int(values["r"])
-        # Rank-stabilised LoRA divides by the root of the rank.
-        alpha = alpha * rank**0.5 if values.get("use_rslora") else alpha
-        return Lora(rank, alpha, targets, float(values.get("lora_dropout", 0.0)))
-    if peft_type == "PREFIX_TUNING" and not values.get("prefix_projection"):
-        return PrefixTuning(values["num_virtual_tokens"])
-    if peft_type == TYPES[Adapters]:
-        return Adapters(values["size"])
-    if peft_type == TYPES[PromptTuning]:
-        return PromptTuning(values["length"])
-    raise ValueError(
-        f"{where}: peft_type must be one of {sorted(TYPES.values())} (prefixes without projection), got {peft_type!r}"
     )
 
 
@@ -295,7 +238,7 @@ def _stored_values(
 
     Raises: ValueError for a file that is damaged or belongs to another model.
     """
-    prefix = _model_prefix(model)
+    prefix = model_prefix(model)
     plain = lambda key: key.removeprefix(BASE).removeprefix("model.").removeprefix(prefix)
     stored = {plain(key): value for key, value in tensors.items()}
     added, head = _added(model, adaptation, modules), _head(model, with_prefix=False)
@@ -353,36 +296,6 @@ def _check_encoder_weights(
             )
 
 
-def _config(model: "PretrainedModel", adaptation: Adaptation) -> dict[str, Any]:
-    if isinstance(adaptation, Lora):
-        chosen = [
-            name
-            for name, target, _ in _lora_modules(model)
-            if target in adaptation.targets_of(encoder_of(model).config)
-        ]
-        return {
-            "r": adaptation.rank,
-            "lora_alpha": adaptation.alpha,
-            "lora_dropout": adaptation.dropout_p,
-            "target_modules": [_prefix(model) + name for name in chosen],
-            "modules_to_save": _head_modules(model) or None,
-            "bias": "none",
-        }
-    if isinstance(adaptation, PrefixTuning):
-        config = model.config
-        return {
-            "num_virtual_tokens": adaptation.length,
-            "num_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "token_dim": config.hidden_size,
-            "encoder_hidden_size": config.hidden_size,
-            "num_transformer_submodules": 1,
-            "prefix_projection": False,
-            "modules_to_save": _head_modules(model) or None,
-        }
-    return asdict(adaptation)
-
-
 def _added(
     model: "PretrainedModel", adaptation: Adaptation, modules: Additions
 ) -> dict[str, list[Tensor]]:
@@ -396,7 +309,7 @@ def _added(
     if isinstance(adaptation, Lora):
         return {
             f"{module}.lora_{name}": [matrix.detach()]
-            for module, target, layer in _lora_modules(model)
+            for module, target, layer in lora_modules(model)
             if target in adaptation.targets_of(encoder_of(model).config)
             for name, matrix in _matrices(model, modules, target, layer).items()
         }
@@ -431,76 +344,3 @@ def _head(model: "PretrainedModel", with_prefix: bool) -> dict[str, tuple[str, T
         theirs[ours][0]: (ours, parameter.detach())
         for ours, parameter in head_parameters(model).items()
     }
-
-
-def _head_modules(model: "PretrainedModel") -> list[str]:
-    names = {name.split(".")[0] for name in model.head_names().values()}
-    if any("pooler" in name for name in head_parameters(model)):
-        names.add("pooler")
-    return sorted(names)
-
-
-def _prefix(model: "PretrainedModel") -> str:
-    """The prefix of the encoder's names in transformers' model of this class."""
-    return "" if model.architecture == "Model" else _model_prefix(model)
-
-
-def _model_prefix(model: "PretrainedModel") -> str:
-    return model.config.architecture.prefix_of(model.architecture)
-
-
-def _lora_modules(model: "PretrainedModel") -> list[tuple[str, str, int | None]]:
-    """(the encoder's name of the module, LoRA target, layer's number or None outside the layers) of every module of the
-    checkpoint that LoRA can be added to."""
-    architecture = model.config.architecture
-    names, targets = architecture.names(model.config), architecture.lora_targets(model.config)
-    modules: list[tuple[str, str, int | None]] = [
-        (theirs, target, None)
-        for target in encoder_parts(encoder_of(model).config)
-        if isinstance(theirs := names.get(ENCODER_PARTS[target]), str)
-    ]
-    for layer in range(len(encoder_of(model).layers)):
-        for linear, several in targets.items():
-            theirs = names[f"layers.{layer}.{linear}"]
-            theirs = (theirs,) if isinstance(theirs, str) else theirs
-            modules += [(name, target, layer) for name, target in zip(theirs, several, strict=True)]
-    return modules
-
-
-def _lora_targets(
-    model: "PretrainedModel", values: Mapping[str, Any], where: Path
-) -> tuple[str, ...]:
-    """The LoRA targets by PEFT's target_modules, exclude_modules and layers_to_transform.
-
-    Raises: ValueError if the targets are not the same in all layers.
-    """
-    wanted, excluded = values["target_modules"], values.get("exclude_modules") or ()
-    numbers = values.get("layers_to_transform")
-    numbers = [numbers] if isinstance(numbers, int) else numbers
-    # Names may be those of a model with a head or of the encoder alone.
-    prefix = _model_prefix(model)
-    chosen = [
-        target
-        for name, target, layer in _lora_modules(model)
-        if _selects(wanted, name, prefix)
-        and not _selects(excluded, name, prefix)
-        and (not numbers or layer in numbers)
-    ]
-    targets = tuple(dict.fromkeys(chosen))
-    layers = len(encoder_of(model).layers)
-    times = {target: 1 if target in ENCODER_PARTS else layers for target in targets}
-    if not chosen or any(chosen.count(target) != times[target] for target in targets):
-        limits = {"exclude_modules": excluded, "layers_to_transform": numbers}
-        given = "".join(f" with {key} {value!r}" for key, value in limits.items() if value)
-        raise ValueError(
-            f"{where}: target_modules must name the same linear layers in all {layers} layers, "
-            f"got {wanted!r}{given}: use PEFT for this adaptation"
-        )
-    return targets
-
-
-def _selects(patterns: str | Sequence[str], name: str, prefix: str) -> bool:
-    """Whether a regular expression or a list of name endings selects the module. Names may have the prefix or not."""
-    if isinstance(patterns, str):
-        return any(re.fullmatch(patterns, each) for each in (name, prefix + name))
-    return any(f".{name}".endswith(f".{each.removeprefix(prefix)}") for each in patterns)
