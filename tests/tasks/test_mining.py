@@ -128,6 +128,14 @@ def test_searches_find_the_largest_products(monkeypatch):
         assert found > 0.9 if name == "usearch" else torch.equal(indices, expected), name
 
 
+def test_products_of_bfloat16_vectors_are_float32():
+    documents = torch.nn.functional.normalize(torch.randn(200, 64), dim=1).bfloat16()
+    exact = documents.float() @ documents.float().T
+    scores, indices = search.exact_search(documents, documents, 20)
+    assert torch.equal(indices, exact.topk(20, dim=1).indices)
+    torch.testing.assert_close(scores, exact.gather(1, indices), rtol=1e-5, atol=1e-6)
+
+
 def test_random_negatives_are_among_the_candidates(folder):
     encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
     mine = lambda **options: mine_hard_negatives(encoder, PAIRS, (), Mining(**options))

@@ -19,20 +19,21 @@ def exact_search(
     """The ``k`` documents of each query with the largest dot products, the largest first.
 
     A block of queries is multiplied with one block of documents after the other, so that no more than 1024 × 16,384
-    products are in memory.
+    products are in memory. Products are float32, because those of bfloat16 are equal for many near documents.
 
     Args:
-        queries, documents: (queries, width) and (documents, width) on one device.
+        queries, documents: (queries, width) and (documents, width), floating point, on one device.
         k: at most the number of documents.
         show_progress: None shows a bar if stderr is a terminal.
     Returns: (float32 products, int64 indices of documents), each (queries, k).
     """
     best = []
     for block in progress_bar(queries.split(QUERIES_AT_ONCE), "searching", "block", show_progress):
-        scores = block.new_empty((len(block), 0), dtype=torch.float32)
+        block = block.float()
+        scores = block.new_empty((len(block), 0))
         indices = block.new_empty((len(block), 0), dtype=torch.int64)
         for start in range(0, len(documents), DOCUMENTS_AT_ONCE):
-            products = (block @ documents[start : start + DOCUMENTS_AT_ONCE].T).float()
+            products = block @ documents[start : start + DOCUMENTS_AT_ONCE].float().T
             near = products.topk(min(k, products.shape[1]), dim=1)
             scores = torch.cat((scores, near.values), dim=1)
             indices = torch.cat((indices, near.indices + start), dim=1)
