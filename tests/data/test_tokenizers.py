@@ -13,7 +13,7 @@ from fastenc.data import train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder
 from fastenc.text import load_tokenizer, save_tokenizer, special_tokens
-from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, sentinel_ids
+from fastenc.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS, sentinel_ids
 from tests.helpers.byte_tokenizers import KINDS, byte_tokenizer
 from tests.helpers.families import model
 

@@ -15,7 +15,7 @@ from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops import int8_products
 from fastenc.packing import pack_sequences
 from fastenc.text import load_tokenizer, special_tokens
-from fastenc.text.tokenizers import save_tokenizer
+from fastenc.text.tokenizer_files import save_tokenizer
 from tests.helpers.checkpoints import save
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import config, in_float64, model

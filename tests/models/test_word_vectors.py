@@ -105,6 +105,21 @@ def test_every_family_by_the_default_options(tmp_path, family):
     torch.testing.assert_close(word_vectors.vectors, whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("subwords", POOL)
+def test_a_tokenizer_without_a_begin_token(tmp_path, subwords):
+    texts = ["the dog sees a cat", "rivers sleep", "un believ able in com prehens ible"]
+    tokenizer = train_tokenizer(texts, model_type="t5", vocab_size=200)
+    theirs = model("t5", vocab_size=tokenizer.get_vocab_size())
+    theirs.save_pretrained(tmp_path)
+    ours = Encoder.from_pretrained(tmp_path)
+    ours.tokenizer = tokenizer
+    vectors = ours.embed_words(SENTENCES, layers=(-1,), subwords=subwords).vectors
+    combine = COMBINE["last"]
+    parts = [expected(ours, theirs, words, [-1], combine, subwords) for words in SENTENCES]
+    whole = torch.cat([part for part in parts if part is not None])
+    torch.testing.assert_close(vectors, whole, rtol=1e-4, atol=1e-5)
+
+
 def test_a_scalar_mix_weighs_the_layers(tmp_path):
     ours, theirs = encoder_of("bert", tmp_path)
     mix = ScalarMix(5)

@@ -10,7 +10,7 @@ from fastenc.data.blocks import text_of_block
 from fastenc.models import Seq2Seq
 from fastenc.objectives import UL2_DENOISERS, DenoiseCollator
 from fastenc.text import special_tokens
-from fastenc.text.tokenizers import sentinel_ids
+from fastenc.text.special_tokens import sentinel_ids
 from fastenc.train import NewModel, ObjectiveOptions, TrainConfig, objective_trainer
 from tests.helpers.training_run import documents, small_model, tokenizer_of, word_tokenizer
 

@@ -12,7 +12,7 @@ from fastenc.models import Seq2Seq
 from fastenc.objectives.loss_terms import labelled_items
 from fastenc.tasks import Predictor, SequenceToSequence
 from fastenc.tasks.metrics import generation_metrics
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.train import NewModel, ObjectiveOptions, TrainConfig, task_trainer
 from tests.helpers.commands import failure, run
 

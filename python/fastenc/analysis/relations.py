@@ -15,7 +15,8 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops.head_statistics import HeadStatistics
 from fastenc.packing import length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import ids_and_starts, special_tokens, tokenizer_for_words
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizers import ids_and_starts, tokenizer_for_words
 
 FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7  # columns of CoNLL-U, from 0
 DIRECTIONS = ("dependent to head", "head to dependent")

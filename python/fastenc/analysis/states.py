@@ -12,7 +12,9 @@ from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike, tokens_around_text, without_limits
+from fastenc.text.special_tokens import tokens_around_text
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 TEXTS_AT_ONCE = 4096  # number of texts that are tokenised and sorted by length together
 Visit = Callable[[int, Tensor, PackedBatch, list[int]], None]

@@ -14,7 +14,8 @@ from fastenc._base.files import write_atomically
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 WEIGHT = "embedding.weight"
 TEXTS_AT_ONCE = 4096  # number of texts in a call of the tokenizer
@@ -130,7 +131,7 @@ def distill_static(
     with evaluation_mode(encoder):
         for start in range(0, size, batch_size):
             tokens = range(start, min(start + batch_size, size))
-            sequences = [[special.cls, token, special.sep] for token in tokens]
+            sequences = [[*special.begin, token, special.sep] for token in tokens]
             batch = pack_sequences(sequences).to(device)
             blocks.append(encoder.pooled_vectors(batch, "mean").float().cpu())
     vectors = torch.cat(blocks)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
+from fastenc.text.special_tokens import SpecialTokens, special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 Extent = tuple[int, int, int, int]  # start, split, stop, document
 

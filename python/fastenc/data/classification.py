@@ -11,7 +11,9 @@ from fastenc._base.progress import progress_bar
 from fastenc.data.readers import LabelledData
 from fastenc.packing import ModelArguments, pack_documents, pack_sequences
 from fastenc.text.long_texts import LongTexts
-from fastenc.text.tokenizers import TokenizerLike, tokens_around_text, without_limits
+from fastenc.text.special_tokens import tokens_around_text
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 TEXTS_AT_ONCE = 1000  # number of texts in a call of the tokenizer
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
-from fastenc.text.tokenizers import TokenizerLike, special_tokens, without_limits
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 # Han, Kana, Thai, Lao, Tibetan, Myanmar, Khmer: scripts that put no spaces between words.
 UNSPACED = re.compile(

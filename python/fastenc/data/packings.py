@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastenc.data.blocks import block, doc_sentence_extents, full_sentence_extents
 from fastenc.data.segments import segment_pair, segment_pair_extents
 from fastenc.data.sentences import SentenceTokens
-from fastenc.text.tokenizers import SpecialTokens
+from fastenc.text.special_tokens import SpecialTokens
 
 
 class PackingRule(NamedTuple):

@@ -15,7 +15,7 @@ from fastenc.data.classification import check_tokens, encode_texts
 from fastenc.data.readers import number_of, text_of
 from fastenc.data.rows import numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, token_groups
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 @dataclass(frozen=True)

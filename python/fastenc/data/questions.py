@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.rows import numbered_rows
-from fastenc.text.tokenizers import TokenizerLike, without_limits
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 from fastenc.text.windows import owned
 
 QUESTIONS_AT_ONCE = 256  # number of questions in a call of the tokenizer

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from fastenc.data.blocks import Extent, check_block_size
 from fastenc.data.sentences import SentenceTokens, tokenize_documents
-from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
+from fastenc.text.special_tokens import SpecialTokens, special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 SHORT_PROBABILITY = 0.1  # of a random shorter length, as in BERT
 NO_PAIR = (

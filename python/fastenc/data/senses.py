@@ -14,12 +14,9 @@ from fastenc.data.readers import text_of
 from fastenc.data.rows import TABLES, file_type_of, numbered_lines, numbered_rows
 from fastenc.data.words import check_room
 from fastenc.packing import ModelArguments, pack_sequences
-from fastenc.text.tokenizers import (
-    TokenizerLike,
-    ids_and_starts,
-    special_tokens,
-    tokenizer_for_words,
-)
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import ids_and_starts, tokenizer_for_words
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastenc._base.progress import progress_bar
-from fastenc.text.tokenizers import TokenizerLike, special_tokens, without_limits
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 # SPACED_MARKS end a sentence only before white space (Latin and others, Arabic, Devanagari, Urdu, Ethiopic).
 # UNSPACED_MARKS always end a sentence (Han and Kana, Myanmar, Khmer, Tibetan).

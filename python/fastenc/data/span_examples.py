@@ -12,7 +12,8 @@ from torch import Tensor
 from fastenc.data.entities import EntityData, shown
 from fastenc.data.words import Tokens, check_room, tokens_of_words
 from fastenc.packing import ModelArguments, pack_sequences
-from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
+from fastenc.text.special_tokens import SpecialTokens, special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.windows import cut_windows
 
 

@@ -31,12 +31,9 @@ from fastenc.data.languages import smoothed_shares
 from fastenc.data.packings import PACKING_RULES
 from fastenc.data.segments import NO_PAIR
 from fastenc.data.sentences import SentenceTokens
-from fastenc.text.tokenizers import (
-    SpecialTokens,
-    TokenizerLike,
-    load_tokenizer,
-    special_tokens,
-)
+from fastenc.text.special_tokens import SpecialTokens, special_tokens
+from fastenc.text.tokenizer_files import load_tokenizer
+from fastenc.text.tokenizer_like import TokenizerLike
 
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"

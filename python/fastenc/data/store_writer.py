@@ -27,7 +27,9 @@ from fastenc.data.store import (
     file_checksum,
     fingerprint,
 )
-from fastenc.text.tokenizers import TokenizerLike, load_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_files import load_tokenizer, save_tokenizer
+from fastenc.text.tokenizer_like import TokenizerLike
 
 SHARD_CHARACTERS = 2**25
 NO_TEXT = "there is no text to prepare, every document is empty: give documents with text"

@@ -9,7 +9,8 @@ import torch
 from fastenc.data.columns import TaggedData, check_tags
 from fastenc.data.words import Tokens, check_room, tokens_of_words
 from fastenc.packing import ModelArguments, pack_sequences
-from fastenc.text.tokenizers import SpecialTokens, TokenizerLike, special_tokens
+from fastenc.text.special_tokens import SpecialTokens, special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.windows import cut_windows
 
 LABEL_SCHEMES = ("first", "all")

@@ -10,7 +10,8 @@ from fastenc.data.classification import TEXTS_AT_ONCE, check_tokens
 from fastenc.data.readers import iterate_inputs, text_of
 from fastenc.data.rows import Row, numbered_rows
 from fastenc.packing import ModelArguments, pack_sequences, pack_targets
-from fastenc.text.tokenizers import TokenizerLike, without_limits
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from fastenc._base.extras import require
-from fastenc.text.tokenizers import BERT_TOKENS, ROBERTA_TOKENS, SENTINEL, TokenizerLike
+from fastenc.text.special_tokens import BERT_TOKENS, ROBERTA_TOKENS, SENTINEL
+from fastenc.text.tokenizer_like import TokenizerLike
 
 MODEL_TYPES = ("wordpiece", "bpe", "unigram", "t5")
 ROBERTA_ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # of the ids

@@ -5,7 +5,7 @@ import unicodedata
 import torch
 from torch import Tensor
 
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 MAX_WORD_TOKENS = 16
 # Blocks of the scripts that put no space between words, and of the punctuation that comes with them.

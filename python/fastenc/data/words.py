@@ -6,7 +6,9 @@ from typing import cast
 
 from fastenc._base.progress import progress_bar
 from fastenc.data.columns import Sentence
-from fastenc.text.tokenizers import TokenizerLike, special_tokens, tokenizer_for_words
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import tokenizer_for_words
 
 SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 Tokens = list[tuple[int, int]]  # (index of the word, token id) of each token of a sentence

@@ -11,7 +11,8 @@ from fastenc.models.architectures.longformer import WINDOW, Longformer, is_width
 from fastenc.models.architectures.roberta import Camembert, Roberta, XlmRoberta
 from fastenc.models.config import EncoderConfig
 from fastenc.models.pretrained import PretrainedModel, architecture_of
-from fastenc.text.tokenizers import find_tokenizer, save_tokenizer, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_files import find_tokenizer, save_tokenizer
 
 SOURCES = (Roberta, XlmRoberta, Camembert)
 POSITIONS = "embeddings.position_embeddings.weight"

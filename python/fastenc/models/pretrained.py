@@ -18,7 +18,8 @@ from fastenc.nn.frozen_weights import INT8, FrozenWeights
 from fastenc.nn.layer_norm import OffsetRMSNorm
 from fastenc.nn.scalar_mix import ScalarMix
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike, find_tokenizer, save_tokenizer
+from fastenc.text.tokenizer_files import find_tokenizer, save_tokenizer
+from fastenc.text.tokenizer_like import TokenizerLike
 
 Model = TypeVar("Model", bound="PretrainedModel")
 # Fine-tuned heads. Some families use the same weight names in several of them, for different purposes.

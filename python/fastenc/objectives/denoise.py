@@ -8,7 +8,7 @@ from fastenc.data.sentences import SPACED_MARKS, UNSPACED_MARKS
 from fastenc.models import Seq2Seq
 from fastenc.objectives.base import Objective
 from fastenc.objectives.seq2seq import Seq2SeqCollator
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 class DenoiseCollator(Seq2SeqCollator):

@@ -26,7 +26,7 @@ from fastenc.objectives.mlm import MlmCollator
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import IGNORED
 from fastenc.packing import ModelArguments, PackedBatch
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 DETECTION_WEIGHT = 50.0
 GENERATOR_SIZE = 0.25

@@ -12,7 +12,8 @@ from fastenc.models import MaskedLM
 from fastenc.objectives.base import Objective
 from fastenc.ops.labelled import IGNORED
 from fastenc.packing import ModelArguments, PackedBatch, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 REPLACEMENTS = ("uniform", "unigram")
 

@@ -9,7 +9,8 @@ from fastenc._base.seeds import derive_seed
 from fastenc.objectives.mlm import replacement_weights, special_mask
 from fastenc.ops import mlm_corruption
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 class MlmCorruption(nn.Module):

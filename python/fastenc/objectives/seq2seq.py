@@ -8,7 +8,8 @@ from fastenc._base.seeds import derive_seed
 from fastenc.data.blocks import text_of_block
 from fastenc.data.store import StoredExamples
 from fastenc.packing import ModelArguments, pack_sequences, pack_targets
-from fastenc.text.tokenizers import TokenizerLike, special_tokens
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 class Seq2SeqCollator(ABC):

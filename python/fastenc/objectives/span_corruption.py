@@ -15,7 +15,8 @@ from fastenc.data.tokenizer_training import MODES
 from fastenc.models import Seq2Seq
 from fastenc.objectives.base import Objective
 from fastenc.objectives.seq2seq import Seq2SeqCollator, longest_block
-from fastenc.text.tokenizers import SENTINEL, TokenizerLike, sentinel_ids
+from fastenc.text.special_tokens import SENTINEL, sentinel_ids
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 class Denoiser(NamedTuple):

@@ -24,7 +24,7 @@ from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops.gemm import linear
 from fastenc.ops.labelled import IGNORED
 from fastenc.packing import ModelArguments, PackedBatch, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 GEOMETRIC_P, MAX_WORDS = 0.2, 10
 # The boundary objective predicts the first 20 tokens of a span. Its position embeddings have the width 200.

@@ -18,7 +18,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import OBJECTIVES, Objective
 from fastenc.objectives.electra import DISENTANGLED, SHARED
 from fastenc.text import load_tokenizer, special_tokens
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.train.objective_options import ObjectiveOptions
 from fastenc.train.processes import on_main_process
 

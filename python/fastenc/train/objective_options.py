@@ -9,7 +9,7 @@ from fastenc.data.blocks import check_block_size
 from fastenc.data.languages import ALPHA
 from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, Objective, count_tokens, token_ids
 from fastenc.text import special_tokens
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 @documented

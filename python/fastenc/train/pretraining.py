@@ -15,7 +15,7 @@ from fastenc.models import Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.objectives import count_tokens, evaluate_objective, token_ids
 from fastenc.objectives.evaluation import check_held_out
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.train.config import TrainConfig, tokens_checksum
 from fastenc.train.loop import Trainer
 from fastenc.train.model_card import Origin

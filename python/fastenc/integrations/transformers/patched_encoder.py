@@ -21,7 +21,8 @@ from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike, without_limits
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import without_limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

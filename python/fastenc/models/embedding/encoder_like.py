@@ -9,7 +9,7 @@ from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 
 class EmbeddingsLike(Protocol):

@@ -31,7 +31,8 @@ from fastenc.models.embedding.dense import Dense
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.nn.pooling import LAST_LAYERS, POOLINGS
 from fastenc.nn.scalar_mix import ScalarMix
-from fastenc.text.tokenizers import TokenizerLike, lowercasing_tokenizer
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import lowercasing_tokenizer
 
 MODULES, TEXT, MAIN = "modules.json", "sentence_bert_config.json", SENTENCE_CONFIG
 # Earlier names of TEXT, which sentence-transformers reads too.

@@ -6,7 +6,7 @@ from itertools import chain
 
 from fastenc._base.prefetch import prefetch
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import TokenizerLike
+from fastenc.text.tokenizer_like import TokenizerLike
 
 BATCHES_AT_ONCE = 16  # batches whose texts are tokenised and sorted by length together
 TextBatch = tuple[list[int], PackedBatch]  # numbers of the texts, and their tokens

@@ -19,12 +19,9 @@ from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
-from fastenc.text.tokenizers import (
-    TokenizerLike,
-    ids_and_starts,
-    special_tokens,
-    tokenizer_for_words,
-)
+from fastenc.text.special_tokens import special_tokens
+from fastenc.text.tokenizer_like import TokenizerLike
+from fastenc.text.tokenizers import ids_and_starts, tokenizer_for_words
 from fastenc.text.windows import cut_windows
 
 LAYERS = (-4, -3, -2, -1)
@@ -339,7 +336,8 @@ def _windows(
     """Lists of windows, one for every ``CHUNK`` sentences."""
     special = special_tokens(tokenizer)
     splitter = tokenizer_for_words(tokenizer)
-    room = positions - 2
+    before = len(special.begin)
+    room = positions - before - 1
     row = 0
     rest = iter(sentences)
     while chunk := [list(_words(each)) for each in islice(rest, CHUNK)]:
@@ -348,9 +346,9 @@ def _windows(
         for words, encoding in zip(chunk, encodings, strict=True):
             ids, starts = ids_and_starts(encoding, len(words), special.unk)
             for first, stop, own_start, own_stop in _spans(starts, room):
-                inside = [special.cls, *ids[first:stop], special.sep]
-                bounds = [start - first + 1 for start in starts[own_start:own_stop]]
-                bounds.append(min(starts[own_stop], stop) - first + 1)
+                inside = [*special.begin, *ids[first:stop], special.sep]
+                bounds = [start - first + before for start in starts[own_start:own_stop]]
+                bounds.append(min(starts[own_stop], stop) - first + before)
                 windows.append(_Window(inside, bounds, row + own_start))
             row += len(words)
         yield windows

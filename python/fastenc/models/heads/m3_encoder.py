@@ -21,7 +21,7 @@ from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.pooling import pool
 from fastenc.ops.gemm import linear_in_one_order
 from fastenc.packing import PackedBatch
-from fastenc.text.tokenizers import special_tokens
+from fastenc.text.special_tokens import special_tokens
 
 HEADS = ("sparse_linear", "colbert_linear")  # modules, and stems of their files
 
