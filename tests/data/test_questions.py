@@ -85,6 +85,15 @@ def test_best_threshold_is_the_best_of_all_thresholds():
     assert ours == pytest.approx(max(score(t / 20) for t in range(-100, 101)))
 
 
+def test_best_threshold_counts_an_empty_prediction_as_no_answer():
+    """evaluate-v2.0's find_best_thresh: without an answer, only ``if preds[qid]`` makes it wrong."""
+    questions = [Question("a", "?", CONTEXT, []), Question("b", "?", CONTEXT, [Answer(0, "Ada")])]
+    predictions, scores = {"a": "", "b": "Ada"}, {"a": -1.0, "b": 1.0}
+    threshold = best_threshold(questions, predictions, scores)
+    chosen = {i: "" if scores[i] > threshold else text for i, text in predictions.items()}
+    assert squad_metrics(questions, chosen)["f1"] == 100
+
+
 def test_windows_hold_the_whole_context_and_the_answer(tokenizer):
     question = ask("Bernoulli numbers")
     windows = question_windows([question], tokenizer, max_length=48, stride=12)

@@ -68,14 +68,12 @@ def best_threshold(
         no_answer_scores: {question id: score of "no answer" minus the score of that span}.
     """
     order = sorted(questions, key=lambda question: no_answer_scores[question.id])
+    unanswered = lambda question: float(_answers(question) == [""])
     # With a threshold below every score, no question is answered.
-    total = best = float(sum(not question.answers for question in questions))
+    total = best = sum(map(unanswered, questions), 0.0)
     threshold = no_answer_scores[order[0].id] - 1.0 if order else 0.0
     for index, question in enumerate(order):
-        if not question.answers:
-            total -= 1.0
-        else:
-            total += _best_scores(question, predictions)[1]
+        total += _best_scores(question, predictions)[1] - unanswered(question)
         score = no_answer_scores[question.id]
         following = no_answer_scores[order[index + 1].id] if index + 1 < len(order) else score + 1
         if following > score and total > best:
