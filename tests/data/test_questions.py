@@ -179,6 +179,54 @@ def test_answers_have_no_space_around_them_where_tokens_have(tokenizer):
     assert all(c.text == CONTEXT[c.start : c.end] for c in prediction.candidates)
 
 
+def test_an_answer_is_whole_whatever_characters_the_tokenizer_drops():
+    """BERT's uncased tokenizer drops accents that are characters of their own, and joiners."""
+    context = "She drank a cafe\u0301 noir\u200d in a cafe\u0301"
+    tokenizer = train_tokenizer([context, "what did she drink"] * 3, vocab_size=80)
+    first, last = context.index("cafe"), context.rindex("cafe")
+    for begin, text in (
+        (first, "cafe\u0301"),
+        (first, "cafe\u0301 noir\u200d"),
+        (last, "cafe\u0301"),
+    ):
+        question = Question("q", "What did she drink ?", context, [Answer(begin, text)])
+        (window,) = question_windows([question], tokenizer, max_length=64, stride=4)
+        assert window.end, text
+        logits = torch.zeros(len(window.input_ids), 2)
+        logits[window.start, 0] = logits[window.end, 1] = 9
+        (prediction,) = extract_answers([question], [window], [logits])
+        assert prediction.text == text.removesuffix("\u200d"), "the joiner belongs to no token"
+        assert prediction.candidates[0].start == begin
+
+
+def test_white_space_is_no_answer():
+    context = "one \n\n\n two"
+    byte_level = train_tokenizer([context] * 9, vocab_size=300, model_type="bpe")
+    question = Question("q", "one ?", context, [])
+    (window,) = question_windows([question], byte_level, max_length=64, stride=4)
+    blank = [not context[begin:end].strip() for begin, end in window.offsets]
+    assert any(blank)
+    # The most likely first and last tokens are white space.
+    logits = torch.randn(len(window.input_ids), 2)
+    logits[window.first : window.last + 1] += 20 * torch.tensor(blank)[:, None]
+    (prediction,) = extract_answers([question], [window], [logits])
+    *spans, _ = sorted(prediction.candidates, key=lambda candidate: candidate.text == "")
+    assert prediction.text.strip() and all(span.text.strip() for span in spans)
+    places = [(span.start, span.end) for span in spans]
+    assert len(set(places)) == len(places), "no candidate occurs twice"
+
+
+def test_logits_in_half_precision_are_added_in_single_precision(tokenizer):
+    question = ask("Bernoulli numbers")
+    windows = question_windows([question], tokenizer, max_length=60, stride=10)
+    logits = [torch.randn(len(window.input_ids), 2).bfloat16() for window in windows]
+    for each in logits:
+        each[0] = torch.tensor([1, 2**-8])  # their sum has more digits than bfloat16
+    (half,) = extract_answers([question], windows, logits)
+    (single,) = extract_answers([question], windows, [each.float() for each in logits])
+    assert half == single
+
+
 def squad_file(path, **changes):
     row = {
         "id": "q1",

@@ -138,36 +138,44 @@ def _windows_of(
 ) -> list[QuestionWindow]:
     """The windows of one question. ``spans`` below are tokens [start, stop) of the context."""
     parts, spans, begin = [], [], 0
+    all_offsets: list[tuple[int, int]] = []
     for encoding in encodings:
         context = [i for i, text in enumerate(encoding.sequence_ids) if text == 1]
         first, last = (context[0], context[-1]) if context else (0, -1)
-        parts.append((encoding, first, last, encoding.offsets[first : last + 1]))
+        offsets = encoding.offsets[first : last + 1]
+        parts.append((encoding, first, last, offsets))
         spans.append((begin, begin + last + 1 - first))
+        all_offsets += offsets[len(all_offsets) - begin :]
         begin = spans[-1][1] - stride
+    answer = _answer_tokens(question, all_offsets)
     windows = []
     for (encoding, first, last, offsets), (begin, end), (own_begin, own_end) in zip(
         parts, spans, owned(spans), strict=True
     ):
         central = [own_begin <= token < own_end for token in range(begin, end)]
-        answer = _labels(question, first, offsets)
+        held = answer is not None and begin <= answer[0] and answer[1] < end
+        labels = (token - begin + first if held else 0 for token in answer or (0, 0))
         windows.append(
             QuestionWindow(
-                encoding.ids, encoding.type_ids, number, first, last, offsets, central, *answer
+                encoding.ids, encoding.type_ids, number, first, last, offsets, central, *labels
             )
         )
     return windows
 
 
-def _labels(question: Question, first: int, offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Indices in ``input_ids`` of the first and last token that cover the answer, or (0, 0)."""
+def _answer_tokens(
+    question: Question, offsets: Sequence[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """The first and the last of the context's tokens that have characters of the answer, or None.
+
+    Characters without a token, such as a combining mark that the tokenizer drops, do not count.
+    """
     if not question.answers:
-        return 0, 0
+        return None
     begin, text = question.answers[0]
     stop = begin + len(text)
     covering = [i for i, (a, b) in enumerate(offsets) if b > begin and a < stop]
-    if not covering or offsets[0][0] > begin or offsets[-1][1] < stop:
-        return 0, 0
-    return first + covering[0], first + covering[-1]
+    return (covering[0], covering[-1]) if covering else None
 
 
 def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:

@@ -1,6 +1,7 @@
 """Extracts answers from the start and end logits of windows."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,9 +59,9 @@ def extract_answers(
 
         score(i, j) = start_logits[i] + end_logits[j],  i <= j < i + max_answer_tokens
 
-    A span counts only in the window that owns its first token. The score of "no answer" in a window is the sum of the
-    two logits of the window's first token. The score for the question is the minimum over its windows, because an
-    answer in one window is enough.
+    A span counts only in the window that owns its first token. It neither begins nor ends with a token of white space.
+    The score of "no answer" in a window is the sum of the two logits of the window's first token. The score for the
+    question is the minimum over its windows, because an answer in one window is enough.
 
     Args:
         questions: the questions that were encoded.
@@ -73,10 +74,11 @@ def extract_answers(
     """
     spans: list[dict[tuple[int, int], float]] = [{} for _ in questions]
     no_answer = [math.inf] * len(questions)
-    for window, scores in zip(windows, logits, strict=True):
-        candidates = spans[window.question]
+    for window, of_window in zip(windows, logits, strict=True):
+        scores = of_window.float().cpu()
         no_answer[window.question] = min(no_answer[window.question], float(scores[0].sum()))
-        for key, score in _best_spans(window, scores.float().cpu(), n_best, max_answer_tokens):
+        candidates, context = spans[window.question], questions[window.question].context
+        for key, score in _best_spans(context, window, scores, n_best, max_answer_tokens):
             candidates[key] = max(score, candidates.get(key, -math.inf))
     return [
         _prediction(question, candidates, none, n_best)
@@ -85,12 +87,13 @@ def extract_answers(
 
 
 def _best_spans(
-    window: QuestionWindow, scores: Tensor, n_best: int, max_answer_tokens: int
+    context: str, window: QuestionWindow, scores: Tensor, n_best: int, max_answer_tokens: int
 ) -> list[tuple[tuple[int, int], float]]:
     """((start, end), score) of a window's best spans, as characters [start, end) of the context."""
     if not window.offsets:
         return []
-    start, end = scores[window.first : window.last + 1].unbind(1)
+    blank = torch.tensor([not context[start:end].strip() for start, end in window.offsets])
+    start, end = scores[window.first : window.last + 1].masked_fill(blank[:, None], -math.inf).T
     start = start.masked_fill(~torch.tensor(window.central), -math.inf)
     # Row i holds the end logits of tokens i to i + max_answer_tokens - 1.
     ends = F.pad(end, (0, max_answer_tokens - 1), value=-math.inf).unfold(0, max_answer_tokens, 1)
@@ -117,7 +120,14 @@ def _prediction(
 
 
 def _trimmed(context: str, start: int, end: int) -> tuple[str, int, int]:
-    """(text, start, end) without white space at the ends. A token of ModernBERT includes the space before its word."""
+    """(text, start, end) without white space at the ends, and with all marks of the last character.
+
+    A token of ModernBERT includes the space before its word. The combining marks that a tokenizer drops or composes
+    with the character before them are in no token.
+    """
     text = context[start:end].strip()
     start = context.index(text, start)
-    return text, start, start + len(text)
+    end = start + len(text)
+    while unicodedata.category(context[end : end + 1] or " ")[0] == "M":
+        end += 1
+    return context[start:end], start, end
