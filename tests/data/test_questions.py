@@ -254,6 +254,12 @@ def test_table_of_questions_is_read_like_squads_json(tmp_path):
             "question 'q1': the answer 'Bob' must be in its context at character 0, got 'Ada' there",
         ),
         ({"answers": [{"text": "Ada", "answer_start": -3}]}, "must be in its context"),
+        (
+            {"answers": [{"text": "Ada", "answer_start": "0"}]},
+            "question 'q1': an answer must be a text, and answer_start the number of its first character, got 'Ada' "
+            "and '0'",
+        ),
+        ({"answers": [{"text": None, "answer_start": 0}]}, "got None and 0: correct them"),
         ({"question": " "}, "question 'q1': the question must be text"),
         ({"answers": None}, "is not SQuAD's JSON"),
     ],

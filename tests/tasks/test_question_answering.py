@@ -162,3 +162,13 @@ def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, 
 def test_numbers_that_no_answer_or_window_can_have_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name} must be at least {value + 1}, got {value}"):
         QuestionAnswering(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a question", {"question": "Who ?"}, {"question": "Who ?", "context": None}]
+)
+def test_a_question_in_python_has_two_texts(wrong):
+    with pytest.raises(
+        ValueError, match="input 0 must be a dictionary with the texts question and context, got"
+    ):
+        QuestionAnswering().data_of([wrong])

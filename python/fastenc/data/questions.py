@@ -223,6 +223,11 @@ def _checked(question: Question, where: str) -> Question:
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")
     for start, text in question.answers:
+        if type(start) is not int or not isinstance(text, str):
+            raise ValueError(
+                f"{where}: an answer must be a text, and answer_start the number of its first character, got {text!r} "
+                f"and {start!r}: correct them"
+            )
         passage = question.context[start : start + len(text)] if start >= 0 else ""
         if passage != text or not text:
             raise ValueError(

@@ -66,9 +66,14 @@ class QuestionAnswering(
         """The data of dictionaries with "question", "context" and optionally "id"."""
         questions, names = [], set()
         for index, each in enumerate(inputs):
-            if not isinstance(each, dict) or not {"question", "context"} <= each.keys():
+            texts = (
+                [each.get(key) for key in ("question", "context")]
+                if isinstance(each, dict)
+                else [None]
+            )
+            if not all(isinstance(text, str) for text in texts):
                 raise ValueError(
-                    f"input {index} must be a dictionary with question and context, got {each!r}"
+                    f"input {index} must be a dictionary with the texts question and context, got {each!r}: correct it"
                 )
             name = str(each.get("id", index))
             if name in names:
