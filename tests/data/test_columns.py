@@ -2,6 +2,7 @@ import gzip
 import warnings
 
 import pytest
+import regex
 
 from fastenc.data import read_tagged, read_words
 
@@ -71,6 +72,18 @@ def test_running_text_and_offsets(tmp_path):
     for each in (*data.sentences, *tagged.sentences):
         slices = [each.text[s : s + len(w)] for s, w in zip(each.starts, each.words, strict=True)]
         assert slices == each.words
+
+
+def test_words_of_every_script_are_whole(tmp_path):
+    """Marks and joiners belong to words, as by Unicode's rule, which the library regex follows."""
+    lines = ["हिन्दी में लिखा है।", "un cafe\u0301, s'il", "می\u200cخواهم", "ශ්\u200dරී ලංකා", "a_b 3.5"]
+    data = read_words(write(tmp_path / "x.txt", "\n".join([*lines, "I \u2764\ufe0f it"])))
+    *plain, with_symbol = words(data)
+    assert plain == [regex.findall(r"\w+|[^\w\s]", line) for line in lines]
+    assert with_symbol == ["I", "\u2764\ufe0f", "it"], "a variation selector is no word"
+    for each in data.sentences:
+        for word, start in zip(each.words, each.starts, strict=True):
+            assert each.text[start : start + len(word)] == word
 
 
 def test_entity_tags_are_converted(tmp_path):

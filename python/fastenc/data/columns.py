@@ -4,11 +4,13 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 from fastenc.data.rows import file_type_of, numbered_lines
+from fastenc.text.characters import JOINERS, marks
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
 CONLLU_WORD, CONLLU_TAG = 2, 4  # FORM and UPOS
@@ -193,9 +195,19 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
 
 def cut_into_words(text: str, line: int) -> Sentence:
     """The words and punctuation marks of a text, which is on this line of its file."""
-    matches = list(re.finditer(r"\w+|[^\w\s]", text))
+    matches = list(_word().finditer(text))
     words, starts = [m.group() for m in matches], [m.start() for m in matches]
     return Sentence(words, [], [line] * len(words), text, starts)
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """A word or a punctuation mark, each with the combining marks and joiners after its characters.
+
+    Source: Unicode Technical Standard 18, annex C, word characters.
+    """
+    following = marks() + JOINERS
+    return re.compile(rf"\w[\w{following}]*|[^\w\s][{following}]*")
 
 
 def sentence_of(value: object, index: int) -> Sentence:

@@ -1,7 +1,6 @@
 """Fertility: how many tokens a tokenizer needs for a word, on average over a language's texts."""
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
+from fastenc.text.characters import JOINERS, marks
 from fastenc.text.special_tokens import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.tokenizers import without_limits
@@ -19,6 +19,8 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
 )
+
+SOFT_HYPHEN = "\u00ad"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Fertility:
 def count_words(text: str) -> int | None:
     """Number of words in a text, or None if most of its letters belong to a script without spaces.
 
-    A word is a run of letters, marks, digits and underscores; it may contain ' ’ · or . between two of them and a
-    comma between two digits. These are Unicode's default word boundaries without symbols.
+    A word is a run of letters, marks, digits and underscores; it may contain ' ’ · or . between two of them, a comma
+    between two digits, and joiners and soft hyphens. These are Unicode's default word boundaries without symbols.
     Source: Unicode Standard Annex 29, section 4.1.
     """
     letters = sum(map(str.isalpha, text))
@@ -70,9 +72,7 @@ def count_words(text: str) -> int | None:
 
 @cache
 def _word() -> re.Pattern[str]:
-    # Python's \w does not match combining marks. Without them, the vowel signs of Devanagari would end words.
-    marks = "".join(c for c in map(chr, range(0x110000)) if unicodedata.category(c)[0] == "M")
-    inner = rf"[\w{marks}]+"
+    inner = rf"[\w{marks()}][\w{marks()}{JOINERS}{SOFT_HYPHEN}]*"
     return re.compile(rf"{inner}(?:(?:['’.·]|(?<=\d),(?=\d)){inner})*")
 
 
