@@ -2,11 +2,13 @@ from itertools import chain
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, RobertaTokenizerFast
 
 from fastenc.data import TaggedData, collate_tagging, encode_tagged, sentence, train_tokenizer
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer, save_tokenizer
+from fastenc.text.tokenizers import tokenizer_for_words
 
 NAMES = ["O", "B-X", "I-X"]
 SENTENCES = [
@@ -65,6 +67,26 @@ def test_words_are_aligned_as_by_transformers(tokenizers, label_scheme):
         real = [word for word in expected.word_ids(position) if word is not None]
         assert example.word_ids == real and example.first == 1
     assert ours.to_str() == before, "the caller's tokenizer was changed"
+
+
+def test_words_of_a_tokenizer_that_splits_first_are_those_of_running_text():
+    """As Qwen's and EuroBERT's do: a space belongs before a word, and not before each of its parts."""
+    words = ["I", "don't", "say", "3.5", "times,", "mother-in-law's"]
+    texts = [" ".join(words)] * 9
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = Regex(r"'t|'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pattern, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    of_words = tokenizer_for_words(tokenizer).encode(words, is_pretokenized=True)
+    assert of_words.tokens == tokenizer.encode(" " + texts[0]).tokens
 
 
 @pytest.mark.parametrize("max_length", [3, 5, 8])

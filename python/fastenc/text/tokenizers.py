@@ -16,21 +16,34 @@ def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     """A copy of the tokenizer that tokenizes a single word as inside a text, with a space before it."""
     values = json.loads(tokenizer.to_str())
     outer = values["pre_tokenizer"] or {}
-    for part in outer.get("pretokenizers", [outer]):
-        if part.get("type") == "ByteLevel":
-            part["add_prefix_space"] = True
+    parts = outer.get("pretokenizers", [outer])
+    if parts[0].get("type") == "ByteLevel":
+        parts[0]["add_prefix_space"] = True
+    elif any(part.get("type") == "ByteLevel" for part in parts):
+        # The step before it splits words, as Qwen's does, and ByteLevel would put a space before each part of a word.
+        values["normalizer"] = _sequence(
+            [*_normalizers(values), {"type": "Prepend", "prepend": " "}]
+        )
     return _tokenizer_of(tokenizer, json.dumps(values))
 
 
 def lowercasing_tokenizer(tokenizer: TokenizerLike) -> TokenizerLike:
     """A copy of the tokenizer that lowercases texts before all else, or the tokenizer if it lowercases already."""
     values = json.loads(tokenizer.to_str())
-    outer = values["normalizer"] or {"type": "Sequence", "normalizers": []}
-    parts = outer.get("normalizers", [outer])
-    if any(part["type"] == "Lowercase" or part.get("lowercase") for part in parts):
+    if any(part["type"] == "Lowercase" or part.get("lowercase") for part in _normalizers(values)):
         return tokenizer
-    values["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
+    values["normalizer"] = _sequence([{"type": "Lowercase"}, *_normalizers(values)])
     return _tokenizer_of(tokenizer, json.dumps(values))
+
+
+def _normalizers(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of the normalizer of a tokenizer.json."""
+    outer = values["normalizer"] or _sequence([])
+    return outer.get("normalizers", [outer])
+
+
+def _sequence(normalizers: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": normalizers}
 
 
 def _tokenizer_of(original: TokenizerLike, content: str) -> TokenizerLike:
