@@ -97,6 +97,52 @@ def test_bad_words_drop_documents(tmp_path):
     assert kept == [texts[1]] and dropped == {"bad_word": 1}
 
 
+@datatrove
+@pytest.mark.parametrize(
+    ("language", "word", "texts"),
+    [
+        ("en", "darn", ["a Darn page", "a darned page", "darn", "(darn)", "no word"]),
+        ("zh", "赌博", ["他喜欢赌博吗", "赌博", "他喜欢"]),
+        ("ja", "ばか", ["彼はばかです", "彼です"]),
+        ("th", "ควาย", ["เขาเป็นควายมาก", "เขาเป็น"]),
+    ],
+)
+def test_bad_words_are_found_as_by_c4(language, word, texts, tmp_path, monkeypatch):
+    """Compared with datatrove's filter, whose words C4 publishes."""
+    from datatrove.data import Document
+    from datatrove.pipeline.filters import c4_filters
+    from datatrove.pipeline.filters.regex_filter import RegexFilter
+
+    from fastenc.data.cleaning_steps import whole_words
+
+    (tmp_path / "list").write_text(f"{word}\n", encoding="utf-8")
+    monkeypatch.setattr(
+        c4_filters, "cached_asset_path_or_download", lambda *_, **__: tmp_path / "list"
+    )
+    peer, ours = c4_filters.C4BadWordsFilter(), RegexFilter(whole_words([word]))
+    kept = [ours.filter(Document(text, "0")) for text in texts]
+    documents = [Document(text, "0", metadata={"language": language}) for text in texts]
+    assert kept == [peer.filter(document) is True for document in documents]
+    assert True in kept and False in kept
+
+
+@datatrove
+def test_a_bad_word_with_marks_is_whole(tmp_path):
+    """Here C4's code finds कम in कमी, because Python takes the vowel sign for the end of a word."""
+    (tmp_path / "bad").write_text(" कम \n \n", encoding="utf-8")
+    texts = ["यह कमी है . -", "यह कम है"]
+    kept, dropped = clean(tmp_path, texts, "exact", "--bad-words", tmp_path / "bad")
+    assert kept == [texts[0]] and dropped == {"bad_word": 1}
+
+
+@datatrove
+def test_a_document_without_a_line_left_is_dropped(tmp_path):
+    lines = ["请在您的浏览器中打开javascript功能以便继续阅读本网站的内容。"]
+    kept, dropped = clean(tmp_path, [ARTICLES["zh"], "\n".join(lines)], "c4")
+    assert kept == [ARTICLES["zh"]]
+    assert dropped == {"line-filter-javascript": 1, "no_lines": 1}
+
+
 # The first article of the Universal Declaration of Human Rights, and the beginnings of the next.
 ARTICLES = {
     "zh": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。人人有资"

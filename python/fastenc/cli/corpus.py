@@ -243,12 +243,12 @@ class Clean(Command):
         require("datatrove", extra="clean")
         from fastenc.data.cleaning import cleaning_stages, executor_script, run_locally
 
-        bad = [] if self.bad_words is None else [line for _, line in numbered_lines(self.bad_words)]
+        lines = [] if self.bad_words is None else numbered_lines(self.bad_words)
         settings: dict[str, Any] = {
             "files": _files(self.texts, self.language),
             "steps": self.steps.split(","),
             "english": self.english,
-            "bad_words": sorted({word for word in bad if word}),
+            "bad_words": sorted({line.strip() for _, line in lines} - {""}),
             "column": self.text,
             "quoting": self.quoting,
         }

@@ -1,7 +1,6 @@
 """Drops bad documents and duplicates from a corpus with a datatrove pipeline."""
 
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +42,7 @@ from fastenc.data.cleaning_steps import (
     TextReader,
     TextWriter,
     Words,
+    whole_words,
 )
 
 STEPS = ("gopher", "c4", "fineweb", "exact", "near")
@@ -230,8 +230,7 @@ def _filters(
     language = Words(WORD)
     filters: list[object] = []
     if bad_words:
-        words = "|".join(map(re.escape, bad_words))
-        filters.append(RegexFilter(rf"(?i)(?<!\w)(?:{words})(?!\w)", dropped("bad-words")))
+        filters.append(RegexFilter(whole_words(bad_words), dropped("bad-words")))
     if "gopher" in steps:
         filters.append(
             GopherRepetitionFilter(exclusion_writer=dropped("gopher-repetition"), language=language)

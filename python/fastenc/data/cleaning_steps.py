@@ -1,7 +1,7 @@
 """Steps of a cleaning pipeline that datatrove lacks: fastenc's file formats, and rules for scripts without spaces."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from datatrove.data import Document
@@ -13,6 +13,7 @@ from datatrove.utils.word_tokenizers import WordTokenizer
 from fastenc.data.fertility import UNSPACED, count_words
 from fastenc.data.readers import iterate_texts
 from fastenc.data.sentences import SENTENCE_BREAK
+from fastenc.text.characters import marks
 
 _RANGES = UNSPACED.pattern[1:-1]
 # A word is text between white space. In scripts without spaces, a word is as many characters as an average word has:
@@ -23,6 +24,16 @@ WORD = re.compile(
 # For n-grams, each character of these scripts is a word. One inserted character would shift all words of two or five
 # characters after it, and no n-gram after it would match.
 WORD_OR_CHARACTER = re.compile(rf"[{_RANGES}]|[^\s{_RANGES}]+")
+
+
+def whole_words(words: Iterable[str]) -> str:
+    """A regular expression that finds these words, in any case, where no letter continues them.
+
+    A word of a script without spaces is found anywhere: there, no neighbour continues a word.
+    Source: C4's code, which does so for Chinese, Japanese and Thai.
+    """
+    letter = rf"(?![{_RANGES}])[\w{marks()}]"
+    return rf"(?i)(?<!{letter})(?:{'|'.join(map(re.escape, words))})(?!{letter})"
 
 
 class Words(WordTokenizer):
@@ -86,7 +97,9 @@ class ByScript(BaseFilter):
         spaced.stats = unspaced.stats = self.stats  # C4's filter counts dropped lines there
 
     def filter(self, doc: Document) -> Any:
-        return (self.unspaced if count_words(doc.text) is None else self.spaced).filter(doc)
+        kept = (self.unspaced if count_words(doc.text) is None else self.spaced).filter(doc)
+        # Without a number of sentences to reach, C4's filter keeps a document of which it has dropped every line.
+        return kept if doc.text else (False, "no_lines")
 
 
 class TextWriter(JsonlWriter):
