@@ -101,7 +101,7 @@ run_stage() { # STAGE
     profile) # of small sizes where only this machine's times would be seen
       local sizes="bert-base --precision bf16 --batch-size 128 --length 128"
       [[ -n $DRY ]] && sizes="minilm --batch-size 2 --length 16"
-      stage "$1" 60 "$PYTHON -m fastenc.cli profile $sizes --train -o $VISIT/results/profile"
+      stage "$1" 60 "$PYTHON -m fastenc profile $sizes --train -o $VISIT/results/profile"
       ;;
     host_costs)
       local how="-m benchmarks.bench_host_costs"

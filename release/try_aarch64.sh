@@ -36,7 +36,7 @@ emulated() { # processor, then a command of Python
 }
 for processor in cortex-a76 max,pauth-impdef=on,sve=off; do
   echo "== on $processor"
-  emulated "$processor" -m fastenc.cli info
+  emulated "$processor" -m fastenc info
   emulated "$processor" - <<'REPORT'
 import torch
 

@@ -41,3 +41,13 @@ def test_every_supported_python_has_a_wheel_that_is_tried():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'requires-python = ">=3.10,<3.14"' in project
     assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project) == PYTHONS
+
+
+def test_modules_that_scripts_run_exist():
+    scripts = [ROOT / "Makefile", *ROOT.glob("release/*.sh"), *ROOT.glob("benchmarks/*.sh")]
+    for script in scripts:
+        text = script.read_text(encoding="utf-8")
+        for name in re.findall(r"-m ((?:fastenc|benchmarks|tests)(?:\.\w+)*)(?![\w.$])", text):
+            path = ROOT / ("python" if name.startswith("fastenc") else "") / name.replace(".", "/")
+            runs = path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file()
+            assert runs, f"{script.name}: python -m {name}"

@@ -392,7 +392,7 @@ def test_each_parts_commands_are_taken_by_their_programs(commands, part, monkeyp
         "benchmarks.bench_models": lambda given: (
             set(given) <= {*models.SIZES, *bench_models.MODES, bench_models.NO_COMPILE}
         ),
-        "fastenc.cli": lambda given: command_named(given[0]).from_arguments(given[0], given[1:]),
+        "fastenc": lambda given: command_named(given[0]).from_arguments(given[0], given[1:]),
         "tests.helpers.sanitize": lambda given: fnmatch.filter(sanitize.CASES, given[0]),
         "pip": lambda given: given[0] == "install",
         "pytest": lambda given: (
