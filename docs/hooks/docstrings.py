@@ -4,9 +4,10 @@ import ast
 import inspect
 import re
 import textwrap
+from dataclasses import MISSING, is_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 ROLE = re.compile(r":(?:func|class|meth|mod):`~?([^`]+)`")
 SECTION = re.compile(r"^([A-Z]\w+): *(.*)$")
@@ -58,14 +59,20 @@ def _class(name: str, value: type) -> list[str]:
         ):
             functions[ast.unparse(each.targets[0])] = definition = _definition(function)
             definition.args.args[0].arg = "self"
-    constructor = functions.get("__init__")
-    arguments = _fields(node) if constructor is None else _arguments(constructor, bound=True)
+    arguments = _constructor(value)
     # The docstring of the value and not of the source: a dataclass of options gets its fields' help.
     text = value.__doc__ if ast.get_docstring(node) else None
-    lines = [f"## {name}", "", "```python", f"class {_call(name, arguments)}", "```", ""]
+    called = name if arguments is None else _call(name, arguments)
+    lines = [f"## {name}", "", "```python", f"class {called}", "```", ""]
     lines += [markdown(text), ""] if text else []
-    if "PretrainedModel" in {base.__name__ for base in value.__mro__[1:]}:
+    bases = {base.__name__ for base in value.__mro__[1:]}
+    if "PretrainedModel" in bases:
         lines += ["It also has the methods of [`PretrainedModel`](models.md#pretrainedmodel).", ""]
+    if "Task" in bases:
+        lines += [
+            "Its arguments are options of [`fastenc finetune`](commands.md#fastenc-finetune).",
+            "",
+        ]
     for method, each in functions.items():
         described = ast.get_docstring(each)
         if not method.startswith("_") and described:
@@ -105,15 +112,41 @@ def _arguments(node: ast.FunctionDef, bound: bool) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def _fields(node: ast.ClassDef) -> list[str]:
-    """A dataclass's or a named tuple's fields as arguments; a default that is computed is left out."""
-    found = []
-    for each in node.body:
-        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.annotation).startswith("Class"):
-            plain = isinstance(each.value, ast.Constant | ast.Tuple | ast.UnaryOp)
-            default = f" = {ast.unparse(each.value)}" if each.value and plain else ""
-            found.append(f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}{default}")
-    return found
+def _constructor(value: type) -> list[str] | None:
+    """The arguments of a class; None if it takes those of another library's class."""
+    for base in value.__mro__:
+        if not base.__module__.startswith("fastenc"):
+            return None
+        for each in _definition(base).body:
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                return _arguments(each, bound=True)
+        if is_dataclass(base) or is_typeddict(base) or hasattr(base, "_fields"):
+            return _fields(value)
+    return None
+
+
+def _fields(value: type) -> list[str]:
+    """The fields of a dataclass and its bases, or of a named tuple, as arguments. A default that is computed is left
+    out."""
+    fields: dict[str, str] = {}
+    for base in reversed(value.__mro__):
+        of_class = _definition(base).body if base is value or is_dataclass(base) else ()
+        for each in of_class:
+            if isinstance(each, ast.AnnAssign):
+                name, kind = ast.unparse(each.target), ast.unparse(each.annotation)
+                if not kind.startswith("Class"):
+                    fields[name] = f"{name}: {kind}{_default(value, name, each.value)}"
+    return list(fields.values())
+
+
+def _default(value: type, name: str, node: ast.expr | None) -> str:
+    """The default of a field as in the source, or that of an option (:func:`fastenc._base.options.option`)."""
+    if isinstance(node, ast.Constant | ast.Tuple | ast.UnaryOp):
+        return f" = {ast.unparse(node)}"
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "option":
+        return ""
+    default = value.__dataclass_fields__[name].default
+    return "" if default is MISSING else f" = {default!r}"
 
 
 def _call(name: str, arguments: list[str]) -> str:

@@ -1,6 +1,7 @@
 """The documents: their code and commands run, their tables match the committed results, files that they name exist."""
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -178,6 +179,7 @@ def test_generated_pages_are_current():
 
 def test_the_reference_can_be_read_as_files():
     import fastenc
+    import fastenc.train
 
     pages = {path.stem: path.read_text(encoding="utf-8") for path in REFERENCE}
     markers = re.compile(r"^(\[\[|:::)", re.MULTILINE)
@@ -187,6 +189,11 @@ def test_the_reference_can_be_read_as_files():
     for command in ("finetune", "pretrain", "embed"):
         assert f"## fastenc {command}\n" in pages["commands"]
     assert "| `--learning-rate`, `--lr` |" in pages["commands"]
+    signature = pages["train"].split("\nclass PretrainConfig(\n")[1].split("\n)\n")[0]
+    for name, each in inspect.signature(fastenc.train.PretrainConfig).parameters.items():
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        line = rf"^    {name}: [^=]+{re.escape(default)},$"
+        assert re.search(line, signature, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

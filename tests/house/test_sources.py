@@ -1,9 +1,13 @@
 """Rules for every Python file."""
 
+import pkgutil
+import re
 import subprocess
 import warnings
 
 from tests.helpers import ROOT
+
+REFERENCE = re.compile(r":(?:class|func|meth|mod|data|attr):`~?(fastenc(?:\.\w+)+)`")
 
 
 def test_every_file_compiles_without_a_warning():
@@ -17,3 +21,11 @@ def test_every_file_compiles_without_a_warning():
         warnings.simplefilter("error")
         for path in filter(lambda path: path.is_file(), files):
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
+
+
+def test_objects_that_docstrings_refer_to_exist():
+    files = [*(ROOT / "python").rglob("*.py"), *(ROOT / "kernels").glob("*.py")]
+    names = {name for path in files for name in REFERENCE.findall(path.read_text(encoding="utf-8"))}
+    assert len(names) > 50
+    for name in sorted(names):
+        pkgutil.resolve_name(name)

@@ -19,7 +19,7 @@ from fastenc.ops.gemm import linear_in_one_order
 class ConvolutionSpec:
     """A convolution with ``kernel_size`` taps (odd) and ``groups`` of channels.
 
-    ``activation``: one of :func:`fastenc.nn.layer.activate_plain`.
+    ``activation``: one of :func:`fastenc.nn.activation.activate_plain`.
     """
 
     kernel_size: int

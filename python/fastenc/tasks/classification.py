@@ -59,7 +59,7 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
     predicted.
 
     Texts that are too long are truncated, or read in chunks whose vectors the model aggregates
-    (:class:`fastenc.models.LongTexts`). Options of long texts that are left out have the defaults of LongTexts in
+    (:class:`fastenc.text.LongTexts`). Options of long texts that are left out have the defaults of LongTexts in
     training. In prediction they have the values of the training.
     Raises: ValueError if regression and multi_label are both given, and as LongTexts.
     """

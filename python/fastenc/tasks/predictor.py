@@ -36,7 +36,8 @@ class Predictor:
 
         Args:
             inputs: texts; pairs of texts for a model that was trained on pairs. Tasks that tag words or find entities
-                also take lists of words. Question answering takes dictionaries with "question" and "context".
+                also take lists of words. Question answering takes dictionaries with "question" and "context", and
+                reranking (query, document) or (query, list of documents).
             batch_size: number of examples that the model takes at a time.
         Returns: a dictionary for each input, as ``fastenc predict`` writes it to a .jsonl file.
         Raises: ValueError for an input of a wrong type.

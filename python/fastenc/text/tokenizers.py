@@ -2,7 +2,7 @@
 
 import json
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 from fastenc.text.tokenizer_like import EncodingLike, TokenizerLike
 

@@ -35,7 +35,7 @@ class AdaptableLayer(Protocol):
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA: low-rank additions to linear layers.
+    """Low-rank additions to linear layers (LoRA).
 
     Fields:
         rank: rank of each addition.

@@ -19,7 +19,7 @@ from fastenc.packing import PackedBatch
 class Discriminator(PretrainedModel):
     """For each token the logit that it was replaced: act(x W + b) w + c.
 
-    ELECTRA: x = hidden. DeBERTa: x = LayerNorm(hidden + hidden of the sequence's first token).
+    x is hidden in ELECTRA, and LayerNorm(hidden + hidden of the sequence's first token) in DeBERTa.
     ELECTRA's checkpoints are those of transformers' ElectraForPreTraining. DeBERTa's have the names of the published
     files; transformers reads their encoder.
 
