@@ -303,6 +303,7 @@ def test_help_names_every_option_in_full_with_its_default(name, monkeypatch):
     text = run(name, "--help")
     assert text.startswith(f"usage: fastenc {name}") and "<bool>" not in text
     words = " ".join(text.replace("-\n", "-").split())
+    assert "Default: ." not in words, "an empty default is none"
     for option in options_of(command):
         shown = option.name.upper() if option.positional else f"--{option.key}"
         assert re.search(rf"^ +{re.escape(shown)}\b", text, re.M), shown

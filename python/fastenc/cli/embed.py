@@ -47,7 +47,7 @@ class Embed(Command):
     vector.
 
     Files may be of any size. Finished vectors are kept beside the output every few seconds, so that --resume continues
-    after them.
+    after them. --words and --sparse cannot be resumed, and --sparse reads all texts at once.
 
     With --words there is a vector for each word of each text in a .npy file. NAME.offsets.npy beside it has the index
     of each text's first word. Words are read from files in columns (.conll, .conllu). The lines of a .txt file are cut

@@ -50,7 +50,7 @@ class Option(NamedTuple):
     def full_help(self) -> str:
         """The help with the default, unless the help already says it."""
         no_default = self.default is MISSING or self.default is None or self.default is False
-        if no_default or self.default == () or "Default" in self.help:
+        if no_default or self.default in ((), "") or "Default" in self.help:
             return self.help
         values = self.default if isinstance(self.default, tuple) else (self.default,)
         return f"{self.help} Default: {' '.join(map(str, values))}."

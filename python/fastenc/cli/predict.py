@@ -22,12 +22,14 @@ class Predict(Command):
     or the predicted number (.tsv), also with the text (.jsonl). token-classification: a word and its tag on each line
     (.tsv), or each sentence with its tags, entities, offsets and confidences (.jsonl). span-ner: each sentence with its
     entities, their offsets and probabilities (.jsonl). question-answering: the answer to each question (.json), also
-    with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts; `fastenc
-    embed` writes the vectors. rerank: the score of each document for its query. word-sense: the sense of each word and
-    its score (.tsv, .jsonl). seq2seq: the generated text (.tsv), also with the source (.jsonl).
+    with offsets and candidates (.jsonl). sentence-embedding: the cosine similarity of each pair of texts;
+    sparse-embedding: their dot product; `fastenc embed` writes the vectors or weights. rerank: the score of each
+    document for its query. word-sense: the sense of each word and its score (.tsv, .jsonl). seq2seq: the generated text
+    (.tsv), also with the source (.jsonl).
 
     Files may be of any size: 256 items at a time are read, encoded and predicted. What is finished is kept beside the
-    output every few seconds, so that --resume continues after it. Questions are all read at once.
+    output every few seconds, so that --resume continues after it. Files of questions and of word senses are read as a
+    whole.
 
     Examples:
     fastenc predict runs/sst2 new.tsv -o labels.tsv
