@@ -58,7 +58,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     - attentions are requested, the mask is not (batch, length), or a row starts with padding;
     - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length), or
-      the head does (multiple choice of RoFormer);
+      the head does (docs/not-fused.md says which);
     - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
     - the kernels do not support the dtype or the device;
     - the model is traced, inside a transform of ``torch.func``, or a replica of ``DataParallel``.

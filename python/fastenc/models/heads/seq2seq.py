@@ -202,7 +202,8 @@ class Seq2Seq(PretrainedModel):
             no_repeat_ngram_size: no sequence of so many tokens occurs twice in a target. None: 0, any may.
         Returns: for each source the target's tokens, without the start token, with the end token if it was reached.
         Raises: ValueError for options out of bounds, without a start token, for targets beyond the positions, and for a
-            checkpoint that asks for a search that is not computed here, such as sampling.
+            checkpoint that asks for what is not computed here, such as ``repetition_penalty``. Its ``do_sample`` has no
+            effect.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "batch")}
         return search(self, batch, self._search_options(**given))
