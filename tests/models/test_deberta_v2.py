@@ -129,15 +129,32 @@ def test_vectors_are_transformers(folder, pretrained):
     torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-5)
 
 
-def test_answers_are_part_of_their_texts(folder, pretrained):
+def test_answers_are_transformers(folder, pretrained):
+    """The span with the largest sum of its two logits, without white space at its ends."""
     model = finetuned(folder, pretrained, "question-answering", "questions.jsonl")
+    theirs, tokenizer, _ = loaded(model, "ForQuestionAnswering")
     asked = [{"question": "Who?", "context": text} for text in TEXTS]
     for row, text in zip(fastenc.predictor(model).predict(asked), TEXTS, strict=True):
-        assert row["answer"] in text
+        batch = tokenizer("Who?", text, return_tensors="pt", return_offsets_mapping=True)
+        offsets = batch.pop("offset_mapping")[0].tolist()
+        of_text = torch.tensor([part == 1 for part in batch.sequence_ids()])
+        with torch.no_grad():
+            output = theirs(**batch)
+        scores = output.start_logits[0][:, None] + output.end_logits[0]
+        allowed = (of_text[:, None] & of_text).triu()
+        first, last = divmod(int(scores.where(allowed, -torch.inf).argmax()), len(of_text))
+        assert row["answer"] == text[offsets[first][0] : offsets[last][1]].strip() != ""
 
 
 def test_entities_are_found_in_words_of_the_texts(folder, pretrained):
     model = finetuned(folder, pretrained, "span-ner", "words.conll")
-    rows = fastenc.predictor(model).predict(TEXTS)
+    # After one step no span is above "no entity".
+    rows = fastenc.predictor(model, null_offset=-1e6).predict(TEXTS)
     assert [row["words"] for row in rows][2] == ["the", "mat"]
-    assert all(entity["label"] == "X" for row in rows for entity in row["entities"])
+    for row, text in zip(rows, TEXTS, strict=True):
+        assert row["entities"]
+        for entity in row["entities"]:
+            words = row["words"][entity["first_word"] : entity["end_word"]]
+            assert entity["type"] == "X"
+            assert entity["text"] == text[entity["start"] : entity["end"]]
+            assert entity["text"].replace(" ", "") == "".join(words)
