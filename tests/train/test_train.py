@@ -3,6 +3,7 @@ import json
 import math
 import os
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,52 @@ def test_micro_batches_count_by_their_labelled_tokens(tmp_path):
     (sum(losses) / sum(counts)).backward()
     for name, parameter in reference.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("warm_up", [{"warmup": 0.35}, {"warmup_steps": 4}], ids=str)
+def test_a_run_is_that_of_a_plain_loop_in_torch(tmp_path, warm_up):
+    """torch's AdamW and clipping, with each parameter's settings written out, and transformers' learning rates."""
+    from transformers import get_linear_schedule_with_warmup
+
+    options = dict(betas=(0.7, 0.9), adam_eps=1e-3, weight_decay=0.3, layer_decay=0.5, **warm_up)
+    trainer = build(tmp_path, dropout=0.0, max_steps=10, max_grad_norm=0.5, **options)
+    trainer.evaluate = None
+    plain = MaskedLM(trainer.plain_model.config)
+    plain.load_state_dict(trainer.plain_model.state_dict())
+    factors = {"embeddings.": 0.25, "layers.0.": 0.5}
+    groups = [
+        {
+            "params": [parameter],
+            "lr": 1e-2 * next((f for part, f in factors.items() if part in name), 1.0),
+            "weight_decay": 0.3 if parameter.dim() == 2 else 0.0,
+        }
+        for name, parameter in plain.named_parameters()
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.7, 0.9), eps=1e-3)
+    schedule = get_linear_schedule_with_warmup(optimizer, 4, 10)
+    rates, losses, norms = [], [], []
+    for step, micro_batches in enumerate(islice(trainer.schedule.batches_from(0), 10)):
+        loss = count = 0
+        for number, indices in enumerate(micro_batches, 2 * step):
+            arguments = trainer.collate([trainer.examples[i] for i in indices], number)
+            logits, labels = plain(arguments["batch"]).logits, arguments["labels"]
+            loss = loss + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            count += int((labels != -100).sum())
+        (loss / count).backward()
+        losses.append(float(loss.detach() / count))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)))
+        rates.append(schedule.get_last_lr()[-1])
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    assert sum(norm > 0.5 for norm in norms) > 3, "clipping must matter"
+    trainer.train()
+    lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
+    assert [line["learning_rate"] for line in lines] == pytest.approx(rates)
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
+    for name, parameter in trainer.plain_model.named_parameters():
+        expected = plain.get_parameter(name)
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=2e-5, msg=name)
 
 
 def test_bf16_trains_fp32_weights(tmp_path):
