@@ -39,13 +39,13 @@ def registered():
     fastenc.register_attention()
 
 
-def models(name, dtype=torch.float32):
+def models(name, dtype=torch.float32, **options):
     """The same random model with our attention and with sdpa."""
     pair = []
     for implementation in ("fastenc", "sdpa"):
         torch.manual_seed(0)
         config = getattr(transformers, f"{name}Config")(
-            **CONFIGS[name], attn_implementation=implementation
+            **CONFIGS[name] | options, attn_implementation=implementation
         )
         pair.append(getattr(transformers, f"{name}Model")(config).eval().to(dtype))
     assert pair[0].config._attn_implementation == "fastenc"
@@ -123,13 +123,25 @@ def test_bfloat16_and_checkpoints(tmp_path):
 
 
 def test_dropout_is_drawn_from_the_default_generator():
-    ours, _ = models("Bert")
+    ours, _ = models("Bert", hidden_dropout_prob=0.0)
     batch = padded_batch("roberta")
     runs = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         runs.append(ours.train()(**batch).last_hidden_state)
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_dropout_is_sdpas():
+    """A text in 600 rows: mean and deviation of each output over the rows."""
+    options = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.4)
+    ours, theirs = models("Bert", **options)
+    rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(600, -1)
+    with torch.no_grad():
+        x, y = (m.train()(input_ids=rows).last_hidden_state for m in (ours, theirs))
+    assert abs((x.std(0) / y.std(0)).log().mean()) < 0.03
+    error = (x.mean(0) - y.mean(0)) / ((x.var(0) + y.var(0)) / 600).sqrt()
+    assert error.abs().max() < 5.5
 
 
 def test_calls_that_the_kernel_does_not_compute_are_refused():
