@@ -66,12 +66,9 @@ class QuestionAnswering(
         """The data of dictionaries with "question", "context" and optionally "id"."""
         questions, names = [], set()
         for index, each in enumerate(inputs):
-            texts = (
-                [each.get(key) for key in ("question", "context")]
-                if isinstance(each, dict)
-                else [None]
-            )
-            if not all(isinstance(text, str) for text in texts):
+            if not isinstance(each, dict) or not all(
+                isinstance(each.get(key), str) for key in ("question", "context")
+            ):
                 raise ValueError(
                     f"input {index} must be a dictionary with the texts question and context, got {each!r}: correct it"
                 )
