@@ -17,7 +17,7 @@ def reasons() -> list[str]:
             if isinstance(node, ast.FunctionDef) and _gives_reasons(node):
                 returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return))
                 found += [text for value in returned for text in _texts(value)]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "_warn_once":
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "warn_once":
                 found += [text for value in node.args for text in _texts(value)]
     return _distinct(found)
 

@@ -50,7 +50,9 @@ def check_memory(values_of):
     step(values_of, offsets(lengths))  # allocates what later calls reuse
     logits = 4 * sum(lengths) * vocabulary
     assert bytes_at_peak(lambda: step(values_of, offsets(lengths))) < logits / 6
-    assert bytes_at_peak(lambda: step(plain, lengths)) > logits, "it would be noticed"
+    # Several times, because the system may drop pages of libraries meanwhile.
+    at_peak = (bytes_at_peak(lambda: step(plain, lengths)) for _ in range(3))
+    assert any(each > logits for each in at_peak), "it would be noticed"
 
 
 def check_ties_and_nan(impl, device="cpu"):
