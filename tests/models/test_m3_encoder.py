@@ -173,6 +173,8 @@ def test_max_sim_is_that_of_sentence_transformers():
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    nothing = max_sim(query, query[:0], lengths[:0])
+    assert nothing.shape == (0,) and nothing.dtype == query.dtype
     for bad in ([8, 0, 30], [7, 1, 29]):
         with pytest.raises(
             ValueError, match="lengths must be at least 1 and add up to the 38 vect"

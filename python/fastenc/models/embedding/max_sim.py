@@ -24,4 +24,7 @@ def max_sim(query: Tensor, vectors: Tensor, lengths: Tensor) -> Tensor:
             f"lengths must be at least 1 and add up to the {len(vectors)} vectors, got {counts[:8]} with the sum "
             f"{sum(counts)}: leave out documents without vectors"
         )
-    return torch.segment_reduce(vectors @ query.T, "max", lengths=lengths, axis=0).sum(1)
+    products = vectors @ query.T
+    if counts:  # torch cannot reduce no segments
+        products = torch.segment_reduce(products, "max", lengths=lengths, axis=0)
+    return products.sum(1)
