@@ -47,6 +47,12 @@ def folder(tmp_path_factory):
                 torch.nn.init.normal_(parameter, std=0.2)
         model.tokenizer = train_tokenizer(TEXTS, vocab_size=97)
         model.save_pretrained(root / name)
+    prompts = {"query": "dog: ", "document": "town bank ", "other": "rain "}
+    model = SentenceEmbedder.from_pretrained(root / "vectors", prompts=prompts)
+    model.save_pretrained(root / "prompts")
+    main = root / "prompts" / "config_sentence_transformers.json"
+    # Neither mining nor sentence-transformers' takes the default prompt.
+    main.write_text(json.dumps(json.loads(main.read_text()) | {"default_prompt_name": "other"}))
     return root
 
 
@@ -54,6 +60,7 @@ def folder(tmp_path_factory):
     ("ours", "theirs"),
     [
         pytest.param({}, {}, id="nearest"),
+        pytest.param({"model": "prompts"}, {}, id="the checkpoint's prompts"),
         pytest.param(
             {"skip": 2, "num_negatives": 4}, {"range_min": 2, "num_negatives": 4}, id="skip"
         ),
@@ -90,12 +97,13 @@ def test_negatives_are_sentence_transformers(ours, theirs, folder):
 
     cross = ours.pop("cross", False) and theirs.pop("cross")
     reranker = fastenc.Reranker.from_pretrained(folder / "scores") if cross else None
-    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    checkpoint = folder / ours.pop("model", "vectors")
+    encoder = fastenc.Encoder.from_pretrained(checkpoint)
     mined = mine_hard_negatives(encoder, PAIRS, TEXTS[24:], Mining(**ours), cross_encoder=reranker)
     queries, positives = zip(*PAIRS, strict=True)
     expected = peer(
         Dataset.from_dict({"query": queries, "positive": positives}),
-        SentenceTransformer(str(folder / "vectors"), device="cpu"),
+        SentenceTransformer(str(checkpoint), device="cpu"),
         corpus=TEXTS[24:],
         cross_encoder=PeerOfPairs(str(folder / "scores"), device="cpu") if cross else None,
         output_scores=True,

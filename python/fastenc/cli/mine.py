@@ -54,8 +54,14 @@ class Mine(Command):
     cross_encoder: str | None = option(
         None, "Folder or name of a cross-encoder that scores the nearest documents again."
     )
-    query_prompt: str | None = option(None, 'Text to put before each query, such as "query: ".')
-    document_prompt: str | None = option(None, "Text to put before each document.")
+    query_prompt: str | None = option(
+        None,
+        'Text to put before each query, such as "query: ". Default: the checkpoint\'s prompt "query", if it has one.',
+    )
+    document_prompt: str | None = option(
+        None,
+        'Text to put before each document. Default: the checkpoint\'s prompt "document", if it has one.',
+    )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)
     dtype: str = option("float32", DTYPE)

@@ -111,7 +111,8 @@ def mine_hard_negatives(
         corpus: further documents.
         options: None: :class:`Mining`.
         cross_encoder: it has one label.
-        query_prompt, document_prompt: text before each query, and before each document.
+        query_prompt, document_prompt: text before each query, and before each document. None: the checkpoint's prompts
+            "query" and "document", if it has them.
         batch_size: texts, or pairs of the cross-encoder, in a batch.
         show_progress: None shows bars if stderr is a terminal.
     Returns: an item for each different query, in the order of the pairs. It has fewer negatives than asked for, or
@@ -129,10 +130,16 @@ def mine_hard_negatives(
     positive_texts = list(chain.from_iterable(positives_of.values()))
     documents = list(dict.fromkeys([*corpus, *positive_texts]))
     index_of = {text: index for index, text in enumerate(documents)}
-    embed = lambda texts, prompt: encoder.encode(
-        texts, prompt=prompt, normalize=True, batch_size=batch_size, show_progress=show_progress
-    )
-    of_queries, of_documents = embed(queries, query_prompt), embed(documents, document_prompt)
+    stored = {} if encoder.sentence is None else encoder.sentence.prompts
+
+    def embed(texts: list[str], prompt: str | None, name: str) -> Tensor:
+        prompt = stored.get(name, "") if prompt is None else prompt
+        return encoder.encode(
+            texts, prompt=prompt, normalize=True, batch_size=batch_size, show_progress=show_progress
+        )
+
+    of_queries = embed(queries, query_prompt, "query")
+    of_documents = embed(documents, document_prompt, "document")
     counts = [len(own) for own in positives_of.values()]
     most = max(counts)
     wanted = options.number_of_candidates(most)
