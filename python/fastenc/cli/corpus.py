@@ -27,7 +27,10 @@ from fastenc.models.checkpoint import CONFIG
 from fastenc.tasks.base import QUOTING
 from fastenc.text import load_tokenizer, save_tokenizer
 
-TEXTS = "Texts: .txt, .tsv, .csv, .jsonl (also .gz), folders of these, or a data set."
+TEXTS = (
+    "Texts: .txt with empty lines between documents, .tsv, .csv, .jsonl (also .gz), folders of these, or a data "
+    "set."
+)
 LANGUAGE = "Texts of a language, as name=file or name=folder; may be repeated."
 COLUMN = "Column of the text in a table. Default: text."
 

@@ -49,7 +49,8 @@ class Pretrain(Command):
     instead: ClassVar[dict[str, str]] = INSTEAD
 
     train: tuple[str, ...] = argument(
-        "Texts: .txt, .tsv, .csv, .jsonl (also .gz), or a data set; or a store of `fastenc prepare`."
+        "Texts: .txt with empty lines between documents, .tsv, .csv, .jsonl (also .gz), or a data set; or a store of "
+        "`fastenc prepare`."
     )
     training: PretrainConfig = group("Training")
     recipe: str | None = option(
