@@ -65,6 +65,22 @@ def test_loss_and_gradients_are_those_of_transformers_models(models):
     assert (ours_grad - theirs_grad).norm() / theirs_grad.norm() < 1e-4
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_computes_a_shorter_student_of_every_family(family, tmp_path):
+    teacher = hf_model(family, "ForMaskedLM")
+    teacher.save_pretrained(tmp_path / "teacher")
+    layers = 2 if family == "albert" else 1  # its groups have two layers here
+    own_teacher = MaskedLM.from_pretrained(tmp_path / "teacher").eval()
+    student = DistilledLM.from_teacher(own_teacher, layers)
+    student.eval().save_pretrained(tmp_path / "student")
+    theirs = type(teacher).from_pretrained(tmp_path / "student").eval()
+    batch = padded_batch(family)
+    mask = batch["attention_mask"].bool()
+    packed = pack(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    with torch.inference_mode():
+        close(student(packed).logits, theirs(**batch).logits[mask])
+
+
 def test_layers_are_taken_from_the_teacher(tmp_path):
     hf_model("bert", "ForMaskedLM", num_hidden_layers=5).save_pretrained(tmp_path)
     teacher = MaskedLM.from_pretrained(tmp_path)

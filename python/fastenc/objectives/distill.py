@@ -1,5 +1,6 @@
 """Distillation: a masked LM (the student) learns from one with more layers (the teacher)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,15 +84,21 @@ class DistilledLM(MaskedLM):
                 f"num_layers must be in [1, {total}], because the student's layers are copies of the teacher's, got "
                 f"{num_layers}: give a number in this range"
             )
-        student = cls(teacher.config.replace(num_layers=num_layers), teacher)
         layers = kept_layers(total, num_layers)
-        state = {}
-        for name in student.state_dict():
+        student = cls(_with_layers(teacher.config, layers), teacher)
+        # Layers may share modules (ALBERT).
+        own, theirs = _modules(student.config), _modules(teacher.config)
+        modules = {module: theirs[layer] for module, layer in zip(own, layers, strict=True)}
+        state, given = student.state_dict(), teacher.state_dict()
+        for name in state:
+            # What the encoder only keeps may have a size for each layer (ESM's contact head).
+            if name.startswith("encoder.kept."):
+                continue
             source = name
             if name.startswith("encoder.layers."):
                 number, _, rest = name.removeprefix("encoder.layers.").partition(".")
-                source = f"encoder.layers.{layers[int(number)]}.{rest}"
-            state[name] = teacher.state_dict()[source]
+                source = f"encoder.layers.{modules.get(int(number), number)}.{rest}"
+            state[name] = given[source]
         student.load_state_dict(state)
         student.tokenizer = teacher.tokenizer
         return student
@@ -132,6 +139,21 @@ class DistilledLM(MaskedLM):
             "cosine": LossTerm((1 - cosine).mean(), COSINE_WEIGHT),
         }
         return ModelOutput(loss=weighted_sum(terms), terms=terms)
+
+
+def _with_layers(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig:
+    """A configuration with some of the layers, each with what ``extra`` lists for it."""
+    listed = {
+        key: [values[number] for number in layers]
+        for key in config.architecture.layer_lists
+        if isinstance(values := config.extra.get(key), list)
+    }
+    return config.replace(num_layers=len(layers), extra={**config.extra, **listed})
+
+
+def _modules(config: EncoderConfig) -> list[int]:
+    """The index of the module that computes each layer."""
+    return [config.architecture.module_of_layer(config, i) for i in range(config.num_layers)]
 
 
 def kept_layers(total: int, kept: int) -> list[int]:

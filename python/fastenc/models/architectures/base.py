@@ -59,6 +59,7 @@ class Architecture:
             its values.
         word_splitter: what splits texts into words in transformers' tokenizer of the family, where no tokenizer.json
             can hold it, or None.
+        layer_lists: keys of config.json that may hold a list of one value for each layer.
         task_keys: keys of config.json that describe adaptations for tasks (:meth:`tasks`), which only an encoder
             without a head keeps.
     """
@@ -98,6 +99,7 @@ class Architecture:
     eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
     word_splitter: ClassVar[str | None] = None
+    layer_lists: ClassVar[tuple[str, ...]] = ()
     task_keys: ClassVar[tuple[str, ...]] = ()
 
     # Configuration

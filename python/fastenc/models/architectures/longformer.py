@@ -24,6 +24,7 @@ class Longformer(Roberta):
     name = "longformer"
     class_prefix = "Longformer"
     prefix = "longformer"
+    layer_lists = (WINDOW,)
     # Its heads take the dropout of the hidden states.
     config_names = {
         ours: key for ours, key in BERT_CONFIG.items() if ours != "classifier_dropout_p"

@@ -98,6 +98,8 @@ class ModernBert(Architecture):
         "local_rope_theta": POSITIVE,
     }
 
+    layer_lists = ("layer_types",)
+
     def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
         check_layer_types(values)
