@@ -12,6 +12,7 @@ from fastenc.data import train_tokenizer
 from fastenc.data.questions import Answer, Question, question_windows, read_questions
 from fastenc.tasks.answers import extract_answers
 from fastenc.tasks.squad import best_threshold, exact_match, f1, squad_metrics
+from fastenc.text.tokenizers import without_limits
 
 CONTEXT = "Ada Lovelace wrote the first program in 1843 . " * 12 + "It computed Bernoulli numbers ."
 
@@ -124,6 +125,17 @@ def test_windows_hold_the_whole_context_and_the_answer(tokenizer):
         ]
         window = windows[edges.index(max(edges))]
         assert window.central[window.offsets.index(offset)]
+
+
+def test_windows_of_a_tokenizer_without_special_tokens(tokenizer):
+    bare = without_limits(tokenizer)
+    bare.post_processor = None
+    question = ask("Bernoulli numbers")
+    windows = question_windows([question], bare, max_length=48, stride=12)
+    central = [o for w in windows for o, c in zip(w.offsets, w.central, strict=True) if c]
+    assert central == bare.encode(CONTEXT).offsets and len(windows) > 3
+    first, last = (windows[-1].offsets[i - windows[-1].first] for i in windows[-1][-2:])
+    assert CONTEXT[first[0] : last[1]] == "Bernoulli numbers"
 
 
 def test_answer_cut_by_a_window_is_not_in_it(tokenizer):

@@ -140,7 +140,9 @@ def _windows_of(
     parts, spans, begin = [], [], 0
     all_offsets: list[tuple[int, int]] = []
     for encoding in encodings:
-        context = [i for i, text in enumerate(encoding.sequence_ids) if text == 1]
+        # Without a post-processor, tokens of the windows after the first have no number of a text.
+        numbers = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
+        context = [i for i, (text, special) in enumerate(numbers) if text != 0 and not special]
         first, last = (context[0], context[-1]) if context else (0, -1)
         offsets = encoding.offsets[first : last + 1]
         parts.append((encoding, first, last, offsets))
