@@ -64,8 +64,8 @@ def count_words(text: str) -> int | None:
     between two digits, and joiners and soft hyphens. These are Unicode's default word boundaries without symbols.
     Source: Unicode Standard Annex 29, section 4.1.
     """
-    letters = sum(map(str.isalpha, text))
-    if 2 * len(UNSPACED.findall(text)) > letters:
+    letters, unspaced = (sum(map(str.isalpha, each)) for each in (text, UNSPACED.findall(text)))
+    if 2 * unspaced > letters:
         return None
     return len(_word().findall(text))
 
