@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,20 +67,20 @@ class QuestionAnswering(
         """The data of dictionaries with "question", "context" and optionally "id"."""
         questions, names = [], set()
         for index, each in enumerate(inputs):
-            if not isinstance(each, dict) or not all(
-                isinstance(each.get(key), str) for key in ("question", "context")
-            ):
+            row: dict[str, Any] = each if isinstance(each, dict) else {}
+            question, context = row.get("question"), row.get("context")
+            if not isinstance(question, str) or not isinstance(context, str):
                 raise ValueError(
                     f"input {index} must be a dictionary with the texts question and context, got {each!r}: correct it"
                 )
-            name = str(each.get("id", index))
+            name = str(row.get("id", index))
             if name in names:
                 raise ValueError(
                     f"every question needs an id of its own, got {name!r} again at input {index}: without an id, a "
                     "question has its index"
                 )
             names.add(name)
-            questions.append(Question(name, each["question"], each["context"], []))
+            questions.append(Question(name, question, context, []))
         return questions
 
     def describe_labels(self, data: Sequence[Question]) -> str:
