@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from fastenc.data import train_tokenizer
-from fastenc.models import CrossEncoder, EncoderConfig, SentenceEmbedder
+from fastenc.models import CrossEncoder, EncoderConfig, SentenceEmbedder, SequenceClassifier
 from fastenc.tasks import SentenceEmbedding
+from fastenc.tasks.mining import mine_hard_negatives
+from fastenc.tasks.reranker import Reranker
 from fastenc.testing import assert_within_budget
 from tests.helpers.commands import run
 from tests.helpers.versions import sentence_transformers_6
@@ -235,3 +237,17 @@ def test_arguments_that_make_no_sense_are_errors(folders):
     ):
         with pytest.raises(ValueError, match=message):
             SentenceEmbedder.from_pretrained(folders / "base", **options)
+
+
+def test_a_teacher_has_one_score_for_a_pair(folders, tmp_path):
+    """Of two labels' logits, the margins would be those of a pair's labels, not of two pairs."""
+    two = SequenceClassifier(EncoderConfig(97, 32, 1, 2, 64, 64), num_labels=2)
+    two.tokenizer = SentenceEmbedder.from_pretrained(folders / "base").tokenizer
+    two.save_pretrained(tmp_path)
+    task = SentenceEmbedding(**TRIPLE, teacher=str(tmp_path))
+    data = task.read(folders / "triples.tsv")
+    with pytest.raises(ValueError, match="teacher needs a model with one label, got one with 2"):
+        task.encode(data, task.load(folders / "base", data))
+    pairs, reranker = [row[:2] for row in TRIPLES], Reranker.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="cross_encoder needs a model with one label, got one"):
+        mine_hard_negatives(two.encoder, pairs, cross_encoder=reranker)

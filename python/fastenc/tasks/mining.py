@@ -117,10 +117,12 @@ def mine_hard_negatives(
         show_progress: None shows bars if stderr is a terminal.
     Returns: an item for each different query, in the order of the pairs. It has fewer negatives than asked for, or
         none, if the limits leave fewer.
-    Raises: ValueError for no pairs.
+    Raises: ValueError for no pairs, and for a cross-encoder with several labels.
     Source: the margins are those of Moreira et al. 2024, arXiv:2407.15831.
     """
     options = options or Mining()
+    if cross_encoder is not None:
+        cross_encoder.require_one_label("cross_encoder", "take a reranker")
     positives_of: dict[str, dict[str, None]] = {}
     for query, positive in pairs:
         positives_of.setdefault(query, {})[positive] = None

@@ -28,9 +28,11 @@ def guide_vectors(name: str, texts: Sequence[Sequence[str]]) -> Tensor:
 def teacher_scores(name: str, texts: Sequence[Sequence[str]]) -> list[list[float]]:
     """A cross-encoder's logits of each pair's first text with each of the others.
 
-    Args: as :func:`guide_vectors`; the model has one label.
+    Args: as :func:`guide_vectors`.
+    Raises: ValueError for a model with several labels.
     """
     reranker = Reranker.from_pretrained(name, activation="Identity")
+    reranker.require_one_label("teacher", "take a reranker")
     reranker.model.to(_device())
     pairs = [(text, other) for text, *others in texts for other in others]
     return reranker.predict(pairs).view(len(texts), -1).tolist()

@@ -105,6 +105,14 @@ class Reranker:
         model.tokenizer = lowercased(model.tokenizer, folder)
         return cls(model, max_length, activation, prompt)
 
+    def require_one_label(self, user: str, remedy: str) -> None:
+        """Raises: ValueError, naming who asks and the remedy, for a model with several labels."""
+        number = len(self.model.label_names)
+        if number != 1:
+            raise ValueError(
+                f"{user} needs a model with one label, got one with {number}: {remedy}"
+            )
+
     @torch.inference_mode()
     def predict(
         self,
@@ -161,10 +169,7 @@ class Reranker:
             of equal scores stay in their order.
         Raises: ValueError for a model with several labels, a top_k below 1, and as :meth:`predict`.
         """
-        if len(self.model.label_names) != 1:
-            raise ValueError(
-                f"rank needs a model with one label, got one with {len(self.model.label_names)}: use predict"
-            )
+        self.require_one_label("rank", "use predict")
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
         if isinstance(documents, str):
