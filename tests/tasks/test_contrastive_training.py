@@ -43,6 +43,9 @@ def folders(tmp_path_factory):
                 torch.nn.init.normal_(parameter, std=0.2)
         model.tokenizer = tokenizer
         model.save_pretrained(root / name)
+    main = root / "guide" / "config_sentence_transformers.json"
+    prompts = {"prompts": {"its": "two men sing "}, "default_prompt_name": "its"}
+    main.write_text(json.dumps(json.loads(main.read_text()) | prompts))  # no loss reads it
     rows = [(*row, score) for row, score in zip(TRIPLES, SCORES, strict=True)]
     lines = ["one\tother\thard\tscore", *("\t".join(map(str, row)) for row in rows)]
     (root / "triples.tsv").write_text("\n".join(lines) + "\n")

@@ -11,7 +11,7 @@ from fastenc.tasks.reranker import Reranker
 
 
 def guide_vectors(name: str, texts: Sequence[Sequence[str]]) -> Tensor:
-    """The vectors of pairs' texts by a model of sentence vectors.
+    """The vectors of pairs' texts by a model of sentence vectors, without its default prompt.
 
     Args:
         name: its folder, or its name on the hub.
@@ -21,7 +21,7 @@ def guide_vectors(name: str, texts: Sequence[Sequence[str]]) -> Tensor:
     encoder = Encoder.from_pretrained(name).to(_device())
     different = list(dict.fromkeys(chain.from_iterable(texts)))
     index_of = {text: index for index, text in enumerate(different)}
-    vectors = encoder.encode(different).cpu()
+    vectors = encoder.encode(different, prompt="").cpu()
     return vectors[torch.tensor([[index_of[text] for text in row] for row in texts])]
 
 
