@@ -135,6 +135,33 @@ def test_each_dropout_is_transformers(family, tmp_path):
             assert error.abs().max() < 5.5, f"{name}, {which}"
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(
+            (family, "classifier_dropout")
+            for family in ("bert", "roberta", "electra", "modernbert")
+        ),
+        ("distilbert", "seq_classif_dropout"),
+        ("albert", "classifier_dropout_prob"),
+        ("deberta-v2", "pooler_dropout"),
+        ("deberta-v2", "cls_dropout"),
+    ],
+)
+@needs_cpp
+def test_dropout_of_a_classifiers_head_is_transformers(family, name, tmp_path):
+    """The deviation of each logit over 2,000 rows of the same text."""
+    options = dropouts(family) | {name: 0.4}
+    theirs = model(family, "ForSequenceClassification", num_labels=5, **options).train()
+    ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path)).train()
+    rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(2000, -1)
+    with torch.no_grad():
+        wanted = theirs(input_ids=rows).logits
+        logits = ours(pack_sequences(rows.tolist())).logits
+    assert wanted.std(0).min() > 0.01
+    assert abs((logits.std(0) / wanted.std(0)).log().mean()) < 0.08
+
+
 @EVERY_ENCODER
 @needs_cpp
 def test_autocast(family, tmp_path):

@@ -13,7 +13,7 @@ from fastenc.objectives import MlmCollator, PairCollator, PairMaskedLM
 from fastenc.objectives.nsp import OtherSegments
 from fastenc.packing import pack
 from fastenc.text import load_tokenizer, special_tokens
-from tests.helpers.families import model, padded_batch
+from tests.helpers.families import dropouts, model, padded_batch
 from tests.helpers.references import nsp as reference
 from tests.helpers.training_run import documents, word_tokenizer
 
@@ -200,6 +200,20 @@ def test_outputs_and_loss_are_transformers(family, tmp_path):
     again, info = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     close(again.eval()(**batch)[logits], expected[logits])
+
+
+def test_alberts_dropout_before_the_pairs_head_is_transformers(tmp_path):
+    """The deviation of each logit over 2,000 rows of the same text."""
+    options = dropouts("albert") | {"classifier_dropout_prob": 0.4}
+    theirs = model("albert", "ForPreTraining", **options).train()
+    theirs.save_pretrained(tmp_path)
+    ours = PairMaskedLM.from_pretrained(tmp_path).train()
+    rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(2000, -1)
+    with torch.no_grad():
+        wanted = theirs(input_ids=rows).sop_logits
+        logits = ours(pack(rows)).pair_logits
+    assert wanted.std(0).min() > 0.01
+    assert abs((logits.std(0) / wanted.std(0)).log().mean()) < 0.08
 
 
 def test_a_masked_lm_goes_on_with_pairs(tmp_path):
