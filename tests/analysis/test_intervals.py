@@ -36,10 +36,9 @@ def test_a_resamples_correlation_is_scipys(monkeypatch):
 
 def test_a_bootstraps_interval_of_a_mean_is_about_that_of_the_normal():
     values = np.random.default_rng(0).normal(3, 2, 400)
+    low, high = (end - values.mean() for end in mean_interval(values))
     half = 1.96 * values.std() / 20
-    assert mean_interval(values) == pytest.approx(
-        (values.mean() - half, values.mean() + half), rel=0.02
-    )
+    assert (low, high) == pytest.approx((-half, half), rel=0.08)
     assert mean_interval([2.5]) == (2.5, 2.5)
 
 
