@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 
 import pytest
 import torch
@@ -139,11 +140,20 @@ def test_windows_of_a_tokenizer_without_special_tokens(tokenizer):
 
 
 def test_answer_cut_by_a_window_is_not_in_it(tokenizer):
-    question = ask("first program in 1843")
-    for window in question_windows([question], tokenizer, max_length=32, stride=4):
-        if window.start:
+    text = "first program in 1843"
+    answers = [Answer(place.start(), text) for place in re.finditer(text, CONTEXT)]
+    questions = [Question(str(a.start), "Who ?", CONTEXT, [a]) for a in answers]
+    cut = 0
+    for window in question_windows(questions, tokenizer, max_length=32, stride=4):
+        begin, end = answers[window.question].start, answers[window.question].start + len(text)
+        left, right = window.offsets[0][0], window.offsets[-1][1]
+        if left <= begin and end <= right:
             first, last = (window.offsets[i - window.first] for i in (window.start, window.end))
-            assert CONTEXT[first[0] : last[1]] == "first program in 1843"
+            assert (first[0], last[1]) == (begin, end)
+        else:
+            cut += left < end and begin < right
+            assert window.start == window.end == 0
+    assert cut > 1, "some windows cut an answer"
 
 
 def brute_force(window, scores, longest):
