@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from fastenc.data import read_texts, segment_pairs, train_tokenizer
@@ -38,6 +40,19 @@ def test_pairs_follow_the_definition(block_size):
     assert {pair.document for pair in pairs} == {0, 2, 3}
     assert pairs == segment_pairs(documents, tokenizer, block_size)
     assert documents[2] == "Alone."
+
+
+def test_nine_pairs_in_ten_are_full():
+    """The next sentence would not fit."""
+    tokenizer = train_tokenizer([TEXT], vocab_size=200)
+    sentences = [tokenizer.encode(s, add_special_tokens=False).ids for s in split_sentences(TEXT)]
+    pairs = segment_pairs([TEXT * 400], tokenizer, 64)
+    starts = {tuple(ids): len(ids) for ids in sentences}
+    full = 0
+    for pair, following in pairwise(pairs):
+        longest = next(n for ids, n in starts.items() if tuple(following.first[:n]) == ids)
+        full += len(pair.ids) + longest > 64
+    assert len(pairs) > 300 and 0.88 < full / len(pairs) < 0.96
 
 
 def test_bad_input_is_named():
