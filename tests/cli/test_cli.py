@@ -565,7 +565,8 @@ def test_long_documents_from_files_to_files(options, finetuned, reviews, tmp_pat
     given = {
         k.strip("-").replace("-", "_"): v for k, v in zip(options[::2], options[1::2], strict=True)
     }
-    assert all(given[name] == stored[name] for name in given if name in stored)
+    of_texts = {name: given[name] for name in given if name not in ("adapt", "freeze_layers")}
+    assert of_texts.items() <= stored.items()
     assert stored["max_length"] == 12
     # Prediction reads texts as training did, so it gives the same metrics.
     output = tmp_path / "labels.jsonl"
@@ -623,4 +624,4 @@ def test_info_says_how_each_layer_of_a_model_runs(tmp_path):
     assert list(ways["inference"]) == ["0 to 1"]
     ((numbers, line),) = info.layers_in_8_bits(encoder).items()
     assert numbers == "0 to 1"
-    assert line == "in 8 bits" or "int8 needs a processor" in line
+    assert line == "in 8 bits" or "int8 needs AVX2" in line
