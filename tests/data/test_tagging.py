@@ -69,24 +69,37 @@ def test_words_are_aligned_as_by_transformers(tokenizers, label_scheme):
     assert ours.to_str() == before, "the caller's tokenizer was changed"
 
 
-def test_words_of_a_tokenizer_that_splits_first_are_those_of_running_text():
-    """As Qwen's and EuroBERT's do: a space belongs before a word, and not before each of its parts."""
+WORDS = Regex(r"'t|'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "steps"),
+    [
+        pytest.param(
+            normalizers.NFC(),
+            [
+                pre_tokenizers.Split(WORDS, "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ],
+            id="as Qwen's and EuroBERT's",
+        ),
+        pytest.param(
+            normalizers.Replace(" ", "▁"),
+            [pre_tokenizers.Split(" ", "merged_with_previous")],
+            id="as Gemma's",
+        ),
+    ],
+)
+def test_words_are_those_of_running_text(normalizer, steps):
+    """A space belongs before a word, and not before each part of it."""
     words = ["I", "don't", "say", "3.5", "times,", "mother-in-law's"]
-    texts = [" ".join(words)] * 9
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    pattern = Regex(r"'t|'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pattern, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.Sequence(steps)
+    alphabet = [*pre_tokenizers.ByteLevel.alphabet(), "▁"]
     trainer = trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator([f" {word}" for word in words] * 9, trainer)
     of_words = tokenizer_for_words(tokenizer).encode(words, is_pretokenized=True)
-    assert of_words.tokens == tokenizer.encode(" " + texts[0]).tokens
+    assert of_words.tokens == tokenizer.encode("".join(f" {word}" for word in words)).tokens
 
 
 @pytest.mark.parametrize("max_length", [3, 5, 8])

@@ -19,12 +19,23 @@ def tokenizer_for_words(tokenizer: TokenizerLike) -> TokenizerLike:
     parts = outer.get("pretokenizers", [outer])
     if parts[0].get("type") == "ByteLevel":
         parts[0]["add_prefix_space"] = True
-    elif any(part.get("type") == "ByteLevel" for part in parts):
-        # The step before it splits words, as Qwen's does, and ByteLevel would put a space before each part of a word.
-        values["normalizer"] = _sequence(
-            [*_normalizers(values), {"type": "Prepend", "prepend": " "}]
-        )
-    return _tokenizer_of(tokenizer, json.dumps(values))
+    made = _tokenizer_of(tokenizer, json.dumps(values))
+    if _separates_words(made):
+        return made
+    # Tokenizers whose first step splits words, as Qwen's, or makes another character of a space, as Gemma's.
+    prefix = {"type": "Prepend", "prepend": " "}
+    values["normalizer"] = _sequence([prefix, *_normalizers(values)])
+    prefixed = _tokenizer_of(tokenizer, json.dumps(values))
+    return prefixed if _separates_words(prefixed) else made
+
+
+def _separates_words(tokenizer: TokenizerLike) -> bool:
+    """Whether a word by itself has the tokens that it has after a space."""
+    once, twice, word = (
+        tokenizer.encode(text, is_pretokenized=isinstance(text, list), add_special_tokens=False).ids
+        for text in ("a", "a a", ["a"])
+    )
+    return twice[len(once) :] == word
 
 
 def lowercasing_tokenizer(tokenizer: TokenizerLike) -> TokenizerLike:
