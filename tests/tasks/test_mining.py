@@ -65,6 +65,11 @@ def folder(tmp_path_factory):
             {"skip": 2, "num_negatives": 4}, {"range_min": 2, "num_negatives": 4}, id="skip"
         ),
         pytest.param(
+            {"skip": 9, "max_score": 0.93},
+            {"range_min": 9, "max_score": 0.93},
+            id="skip more than the limit leaves",
+        ),
+        pytest.param(
             {"candidates": 6, "max_score": 0.96},
             {"range_max": 6, "max_score": 0.96},
             id="candidates",

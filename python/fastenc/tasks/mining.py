@@ -179,7 +179,7 @@ def mine_hard_negatives(
 
 def _sampled_ranks(candidates: int, options: Mining, draw: torch.Generator) -> Tensor:
     """The ranks of a query's negatives among its candidates, ascending."""
-    ranks = torch.arange(options.skip, candidates)
+    ranks = torch.arange(candidates)[options.skip :]
     if options.sampling == "random":
         chosen = torch.randperm(len(ranks), generator=draw)[: options.num_negatives]
         ranks = ranks[chosen.sort().values]
