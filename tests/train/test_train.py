@@ -43,6 +43,27 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
     assert files == {".safetensors", ".json", ".jsonl", ".png", ".md"}, "no pickles"
 
 
+@pytest.mark.parametrize("higher, step", [(True, 2), (False, 3)])
+def test_the_best_model_is_that_of_the_best_value(tmp_path, higher, step):
+    values = iter([0.3, 0.9, 0.1, 0.5, 0.6])
+    trainer = build(tmp_path, max_steps=5, eval_every=1)
+    trainer.evaluate, trainer.metric = lambda model: {"accuracy": next(values)}, "accuracy"
+    trainer.higher_is_better = higher
+    best = {"accuracy": 0.9 if higher else 0.1}
+    assert trainer.train() == best
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"step": step, **best}
+    assert_bitwise_equal(weights(tmp_path), weights(checkpoints.folder_of(tmp_path, step)))
+
+
+def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
+    trainer = build(tmp_path, max_steps=3, eval_every=1)
+    model, modes = trainer.plain_model.eval(), []  # as a model that is loaded
+    model.register_forward_hook(lambda *call: modes.append(model.training))
+    trainer.evaluate = lambda model: {"loss": float(model.training)}
+    assert trainer.train() == {"loss": 0.0}
+    assert modes == [True] * 6, "two micro-batches a step"
+
+
 def test_the_log_counts_passes_that_are_done(tmp_path):
     trainer = build(tmp_path, batch_size=None, batch_tokens=30)
     trainer.train()
