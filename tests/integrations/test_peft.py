@@ -22,7 +22,15 @@ from fastenc.packing import pack
 from fastenc.tasks import task_of
 from tests.helpers.adaptations import disturb
 from tests.helpers.commands import run
-from tests.helpers.families import ANSWERERS, BY_NAME, CLASSES, FAMILIES, model, padded_batch
+from tests.helpers.families import (
+    ANSWERERS,
+    BY_NAME,
+    CLASSES,
+    FAMILIES,
+    dropouts,
+    model,
+    padded_batch,
+)
 
 peft = pytest.importorskip("peft")
 
@@ -119,6 +127,30 @@ def test_lora_interchanges_with_peft(family, targets, tmp_path):
     wrapped.save_pretrained(tmp_path / "theirs")
     again = SequenceClassifier.from_pretrained(tmp_path / "theirs", num_labels=3)
     torch.testing.assert_close(ours(again, padded), expected, rtol=0, atol=1e-6)
+
+
+def test_loras_dropout_is_pefts(tmp_path):
+    """The deviation of each logit over 2,000 rows of the same text, in a loaded and in a patched model."""
+    base = model("bert", "ForSequenceClassification", num_labels=5, **dropouts("bert"))
+    base.save_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(
+        target_modules=["query", "value"],
+        r=4,
+        lora_dropout=0.4,
+        init_lora_weights=False,
+        task_type="SEQ_CLS",
+    )
+    wrapped = peft.get_peft_model(
+        transformers_model("bert", "SEQ_CLS", tmp_path / "base"), settings
+    ).train()
+    wrapped.save_pretrained(tmp_path / "peft")
+    loaded = SequenceClassifier.from_pretrained(tmp_path / "peft").train()
+    rows = torch.tensor([[5, 9, 30, 11, 7, 8]]).expand(2000, -1)
+    with torch.no_grad():
+        wanted = wrapped(input_ids=rows).logits
+        fastenc.patch(wrapped.get_base_model())
+        for logits in (loaded(pack(rows)).logits, wrapped(input_ids=rows).logits):
+            assert abs((logits.std(0) / wanted.std(0)).log().mean()) < 0.08
 
 
 @by_task
