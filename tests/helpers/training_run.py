@@ -114,7 +114,7 @@ def build_objective(folder, objective, **settings):
     return objective_trainer(options, model, texts[5:], config, dev=texts[:5], show_progress=False)
 
 
-def build_task(folder, task, gather=False, tokens_at_once=20, **settings):
+def build_task(folder, task, gather=False, tokens_at_once=20, metric="loss", **settings):
     """A run of any task, on sentences whose first word decides label, tags and answers."""
     torch.set_num_threads(1)
     texts = [text.split("\n")[0] for text in documents(25)]
@@ -156,7 +156,7 @@ def build_task(folder, task, gather=False, tokens_at_once=20, **settings):
     model = chosen.load(str(base), data)
     values = dict(max_steps=6, batch_size=4, learning_rate=5e-3, eval_every=3, log_every=1)
     config = TrainConfig(str(Path(folder) / "run"), **(values | settings))
-    return task_trainer(chosen, model, data, config, dev=data, metric="loss")
+    return task_trainer(chosen, model, data, config, dev=data, metric=metric)
 
 
 def documents(count):

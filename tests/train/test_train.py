@@ -15,7 +15,7 @@ from fastenc.train import checkpoint as checkpoints
 from fastenc.train.log import read_log
 from fastenc.train.optimizer import lr_factor, parameter_groups
 from tests.helpers.curves import with_curves
-from tests.helpers.training_run import assert_bitwise_equal, build, weights
+from tests.helpers.training_run import assert_bitwise_equal, build, build_task, weights
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,15 @@ def test_the_best_model_is_that_of_the_best_value(tmp_path, higher, step):
     assert trainer.train() == best
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"step": step, **best}
     assert_bitwise_equal(weights(tmp_path), weights(checkpoints.folder_of(tmp_path, step)))
+
+
+def test_the_best_model_of_a_task_has_the_highest_accuracy(tmp_path):
+    values = iter([0.3, 0.9, 0.1])
+    trainer = build_task(
+        tmp_path, "sequence-classification", metric="accuracy", max_steps=3, eval_every=1
+    )
+    trainer.evaluate = lambda model: {"accuracy": next(values)}
+    assert trainer.train()["accuracy"] == 0.9
 
 
 def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
