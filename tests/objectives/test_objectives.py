@@ -1,6 +1,7 @@
 """Properties of every objective: weights of its parts, resuming, evaluation, and which tensors it never computes."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -89,6 +90,8 @@ def test_evaluation_reports_each_part_and_repeats_itself(name, tmp_path):
     parts = metrics.keys() - {"perplexity"}
     single = name == "mlm" or OBJECTIVES[name].has_decoder
     assert parts == {"loss"} if single else {"loss", "mlm"} < parts
+    of_tokens = metrics["loss" if single else "mlm"]
+    assert metrics["perplexity"] == pytest.approx(math.exp(of_tokens))
     trainer.train()
     evaluations = [line for line in read_log(tmp_path / "log.jsonl") if "eval_loss" in line]
     assert len(evaluations) == 2
