@@ -133,9 +133,9 @@ def _fields(value: type) -> list[str]:
         of_class = _definition(base).body if base is value or is_dataclass(base) else ()
         for each in of_class:
             if isinstance(each, ast.AnnAssign):
-                name, kind = ast.unparse(each.target), ast.unparse(each.annotation)
-                if not kind.startswith("Class"):
-                    fields[name] = f"{name}: {kind}{_default(value, name, each.value)}"
+                name, annotation = ast.unparse(each.target), ast.unparse(each.annotation)
+                if not annotation.startswith("Class"):
+                    fields[name] = f"{name}: {annotation}{_default(value, name, each.value)}"
     return list(fields.values())
 
 

@@ -67,7 +67,7 @@ def test_the_best_model_of_a_task_has_the_highest_accuracy(tmp_path):
 def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
     trainer = build(tmp_path, max_steps=3, eval_every=1)
     model, modes = trainer.plain_model.eval(), []  # as a model that is loaded
-    model.register_forward_hook(lambda *call: modes.append(model.training))
+    model.register_forward_hook(lambda *_: modes.append(model.training))
     trainer.evaluate = lambda model: {"loss": float(model.training)}
     assert trainer.train() == {"loss": 0.0}
     assert modes == [True] * 6, "two micro-batches a step"

@@ -140,9 +140,9 @@ def _windows_of(
     parts, spans, begin = [], [], 0
     all_offsets: list[tuple[int, int]] = []
     for encoding in encodings:
-        # Without a post-processor, tokens of the windows after the first have no number of a text.
-        numbers = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
-        context = [i for i, (text, special) in enumerate(numbers) if text != 0 and not special]
+        # A tokenizer without a post-processor gives sequence ids in the first window alone, and None in the others.
+        tokens = zip(encoding.sequence_ids, encoding.special_tokens_mask, strict=True)
+        context = [i for i, (text, special) in enumerate(tokens) if text != 0 and not special]
         first, last = (context[0], context[-1]) if context else (0, -1)
         offsets = encoding.offsets[first : last + 1]
         parts.append((encoding, first, last, offsets))
@@ -155,8 +155,7 @@ def _windows_of(
         parts, spans, owned(spans), strict=True
     ):
         central = [own_begin <= token < own_end for token in range(begin, end)]
-        held = answer is not None and begin <= answer[0] and answer[1] < end
-        labels = (token - begin + first if held else 0 for token in answer or (0, 0))
+        labels = _labels(answer, begin, end, first)
         windows.append(
             QuestionWindow(
                 encoding.ids, encoding.type_ids, number, first, last, offsets, central, *labels
@@ -178,6 +177,19 @@ def _answer_tokens(
     stop = begin + len(text)
     covering = [i for i, (a, b) in enumerate(offsets) if b > begin and a < stop]
     return (covering[0], covering[-1]) if covering else None
+
+
+def _labels(answer: tuple[int, int] | None, begin: int, stop: int, first: int) -> tuple[int, int]:
+    """Indices in a window's ``input_ids`` of the answer's first and last token; 0, 0 unless it holds all of the answer.
+
+    Args:
+        answer: indices of these tokens in the context, or None.
+        begin, stop: the window has the tokens [begin, stop) of the context.
+        first: index in ``input_ids`` of the token ``begin``.
+    """
+    if answer is None or answer[0] < begin or answer[1] >= stop:
+        return 0, 0
+    return first + answer[0] - begin, first + answer[1] - begin
 
 
 def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:

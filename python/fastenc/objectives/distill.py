@@ -86,19 +86,20 @@ class DistilledLM(MaskedLM):
             )
         layers = kept_layers(total, num_layers)
         student = cls(_with_layers(teacher.config, layers), teacher)
-        # Layers may share modules (ALBERT).
-        own, theirs = _modules(student.config), _modules(teacher.config)
+        # Layers may share modules (ALBERT). Each of the student's modules is a copy of one of the teacher's.
+        own, theirs = (each.encoder.stack.module_of_layer for each in (student, teacher))
         modules = {module: theirs[layer] for module, layer in zip(own, layers, strict=True)}
-        state, given = student.state_dict(), teacher.state_dict()
+        state, teachers = student.state_dict(), teacher.state_dict()
         for name in state:
-            # What the encoder only keeps may have a size for each layer (ESM's contact head).
+            # Weights that the encoder stores and does not use. Their shape may depend on the number of layers (ESM's
+            # contact head).
             if name.startswith("encoder.kept."):
                 continue
             source = name
             if name.startswith("encoder.layers."):
                 number, _, rest = name.removeprefix("encoder.layers.").partition(".")
                 source = f"encoder.layers.{modules.get(int(number), number)}.{rest}"
-            state[name] = given[source]
+            state[name] = teachers[source]
         student.load_state_dict(state)
         student.tokenizer = teacher.tokenizer
         return student
@@ -142,18 +143,13 @@ class DistilledLM(MaskedLM):
 
 
 def _with_layers(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig:
-    """A configuration with some of the layers, each with what ``extra`` lists for it."""
+    """A copy of the configuration with some of the layers. Lists of one value for each layer are cut to these."""
     listed = {
         key: [values[number] for number in layers]
         for key in config.architecture.layer_lists
         if isinstance(values := config.extra.get(key), list)
     }
     return config.replace(num_layers=len(layers), extra={**config.extra, **listed})
-
-
-def _modules(config: EncoderConfig) -> list[int]:
-    """The index of the module that computes each layer."""
-    return [config.architecture.module_of_layer(config, i) for i in range(config.num_layers)]
 
 
 def kept_layers(total: int, kept: int) -> list[int]:

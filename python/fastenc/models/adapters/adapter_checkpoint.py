@@ -30,7 +30,7 @@ from fastenc.models.adapters.adaptations import (
 )
 from fastenc.models.adapters.adapter_config import (
     adaptation_of,
-    config_of,
+    adapter_config_of,
     lora_modules,
     model_prefix,
     name_prefix,
@@ -180,7 +180,7 @@ def _write(folder: Path, model: "PretrainedModel", name: str, base: str) -> None
         folder / checkpoint.ADAPTER_WEIGHTS,
         lambda path: save_file(held, path, metadata={"format": "pt"}),
     )
-    text = json.dumps(config_of(model, adaptation, base), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(adapter_config_of(model, adaptation, base), indent=2, sort_keys=True) + "\n"
     write_atomically(
         folder / checkpoint.ADAPTER_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
     )

@@ -75,7 +75,9 @@ def adaptation_of(values: dict[str, Any], model: "PretrainedModel", where: Path)
     )
 
 
-def config_of(model: "PretrainedModel", adaptation: Adaptation, base: str) -> dict[str, Any]:
+def adapter_config_of(
+    model: "PretrainedModel", adaptation: Adaptation, base: str
+) -> dict[str, Any]:
     """The contents of adapter_config.json.
 
     Args: base: folder or name of the base model.

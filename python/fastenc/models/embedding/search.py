@@ -19,7 +19,8 @@ def exact_search(
     """The ``k`` documents of each query with the largest dot products, the largest first.
 
     A block of queries is multiplied with one block of documents after the other, so that no more than 1024 × 16,384
-    products are in memory. Products are float32, because those of bfloat16 are equal for many near documents.
+    products are in memory. They are computed in float32, because in bfloat16 many near documents would have equal
+    products.
 
     Args:
         queries, documents: (queries, width) and (documents, width), floating point, on one device.
