@@ -379,17 +379,21 @@ def test_a_file_of_options_is_overridden_by_the_command_line(suffix, tmp_path, c
     )
     write(train="train.tsv", output="runs/a", lr_of="x")
     assert "there is no option lr-of" in failure(capsys, "finetune", "m", "--config", path)
-    write(model="m", train="train.tsv", output="runs/a", text=["one", "two"], epochs=7, crf=True)
+    write(
+        **dict(model="m", train="train.tsv", output="runs/a", lr=3e-3),
+        **dict(text=["one", "two"], epochs=7, crf=True),
+    )
     given = ["--config", str(path), "--epochs", "2", "--betas", "0.8", "0.9", "--no-crf"]
     command = parse("finetune", command_named("finetune"), given)
     assert (command.model, command.train) == ("m", "train.tsv")
-    assert command.training == TrainConfig("runs/a", epochs=2, betas=(0.8, 0.9))
+    assert command.training == TrainConfig("runs/a", learning_rate=3e-3, epochs=2, betas=(0.8, 0.9))
     assert command.task_options == {"text": ("one", "two"), "crf": False}
     for values, message in (
         (dict(epochs="many"), "epochs takes a whole number, got 'many'"),
         (dict(betas=[0.9]), "betas takes a list of 2 values, got [0.9]"),
         (dict(crf=1), "crf takes true or false, got 1"),
         (dict(resume=True), "there is no option resume"),
+        (dict(lr=1e-3, learning_rate=1e-4), "learning-rate and lr are one option: give it once"),
     ):
         write(model="m", train="t", output="o", **values)
         assert message in failure(capsys, "finetune", "--config", path)

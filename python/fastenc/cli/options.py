@@ -47,6 +47,11 @@ class Option(NamedTuple):
         return self.name.rstrip("_").replace("_", "-")
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The names that a configuration file may give the option, such as "learning-rate" and "lr"."""
+        return self.key, *(flag[2:] for flag in self.flags if flag.startswith("--"))
+
+    @property
     def full_help(self) -> str:
         """The help with the default, unless the help already says it."""
         no_default = self.default is MISSING or self.default is None or self.default is False
@@ -137,9 +142,8 @@ def parse(name: str, command_class: type[Command], arguments: Sequence[str]) -> 
     given = {key: value for key, value in given.items() if value != []}
     config = given.get("config")
     in_file = {} if config is None else read_config(Path(config))
-    known = {
-        option.key: option for option in options if option.name not in command_class.not_in_files
-    }
+    in_files = [option for option in options if option.name not in command_class.not_in_files]
+    known = {key: option for option in in_files for key in option.keys}
     stored = check_values(in_file, known, f"{config}")
     presets = check_values(command_class.presets({**stored, **given}), known, "the recipe")
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
@@ -217,9 +221,10 @@ def check_values(
 ) -> dict[str, object]:
     """{field: value} of a configuration file's {key: value}.
 
-    Raises: ValueError for an unknown option, with the most similar name, or a value of a wrong type.
+    Raises: ValueError for an unknown option, with the most similar name, an option that is given by two names, or a
+        value of a wrong type.
     """
-    checked = {}
+    checked: dict[str, object] = {}
     for key, value in values.items():
         if key not in known:
             near = get_close_matches(key, known, 1)
@@ -228,6 +233,8 @@ def check_values(
                 f"{where}: there is no option {key}{hint}: use some of {', '.join(sorted(known))}"
             )
         option = known[key]
+        if option.name in checked:
+            raise ValueError(f"{where}: {' and '.join(option.keys)} are one option: give it once")
         several = value if isinstance(value, list) else [value]
         takes_list = option.number is not None
         if isinstance(value, list) != takes_list or (
