@@ -102,6 +102,17 @@ SWITCHES: dict[str, dict[str, Values]] = {
     },
 }
 del SWITCHES["gemma3"]["hidden_act"]
+SWITCHES["ultrabert"] = GROUPED | {
+    "rope_parameters": tuple(
+        {"sliding_attention": one, "full_attention": other} for one in ROPE for other in ROPE
+    ),
+    "mlp_bias": BOTH,
+    "classifier_pooling": ("cls", "mean"),
+    "layer_types": tuple([*types, "full_attention"] for types in LAYER_TYPES),
+    "sliding_window": (0, 1, 4, 80),
+    "prediction_head_size": (16, 48),
+    "tie_word_embeddings": BOTH,
+}
 
 
 def tasks_of(family: str) -> tuple[str, ...]:

@@ -271,6 +271,15 @@ BY_NAME = {
         sees_distances=True,
         no_answers="transformers has no class for it",
     ),
+    "ultrabert": Family(
+        "Ultrabert",
+        SIZES
+        | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+        | dict(num_hidden_layers=3, sliding_window=4, prediction_head_size=24),
+        linears=ROTARY_LINEARS,
+        no_prefix="rotary positions",
+        sees_distances=True,
+    ),
     "camembert": Family("Camembert", ROBERTA_SIZES),
     "data2vec-text": Family("Data2VecText", ROBERTA_SIZES),
     "big_bird-sparse": Family(

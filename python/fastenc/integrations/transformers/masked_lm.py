@@ -48,7 +48,7 @@ class LiveHead:
 
     def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
         names = _head(live).names
-        self._linears = [names[name] for name in ("dense", "decoder") if name in names]
+        self._linears = [names[name] for name in ("inner", "dense", "decoder") if name in names]
         self._expected = new_of_same_class(model)
         self._last: tuple[Snapshot, str | None] | None = None
 
@@ -151,10 +151,12 @@ def forward(
 
 def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
     """LayerNorm(act(x W + b)), without what the head does not have."""
-    x, dense, norm = hidden, _module(model, live, "dense"), _module(model, live, "norm")
-    if dense is not None:
-        name = _head(live).kernel_activation(live.config.activation)
-        x = activate_plain(linear(x, dense.weight), dense.bias, name)
+    x, norm = hidden, _module(model, live, "norm")
+    activation = _head(live).kernel_activation(live.config.activation)
+    for name in ("inner", "dense"):
+        layer = _module(model, live, name)
+        if layer is not None:
+            x = activate_plain(linear(x, layer.weight), layer.bias, activation)
     if norm is None:
         return x
     return layer_norm(x, norm.weight, getattr(norm, "bias", None), eps=norm.eps)

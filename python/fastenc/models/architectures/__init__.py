@@ -30,6 +30,7 @@ from fastenc.models.architectures.roberta import (
 )
 from fastenc.models.architectures.roformer import RoFormer
 from fastenc.models.architectures.t5 import MT5, T5, UMT5
+from fastenc.models.architectures.ultrabert import UltraBert
 from fastenc.models.architectures.values import ConfigValues
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -65,6 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Qwen3,
         Gemma3,
         Esm,
+        UltraBert,
     )
 }
 

@@ -36,10 +36,13 @@ class PositionModules(NamedTuple):
 class HeadSpec:
     """A head: an optional dense layer Norm(act(x W + b)) or feed-forward sublayer, and a last linear layer.
 
+    A masked-LM head may have an inner layer act(x W) before the dense layer.
+
     Fields:
-        names: module of the head ("dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and "bias")
-            → name in the checkpoint without the prefix. A module that is not named does not exist.
+        names: module of the head ("inner", "dense", or "up" and "down" of the sublayer; "norm"; "out" or "decoder" and
+            "bias") → name in the checkpoint without the prefix. A module that is not named does not exist.
         activation: "gelu", "gelu_tanh", "silu", "relu" or "tanh"; None: the configuration's.
+        inner_size: outputs of the inner layer.
         dense_bias, out_bias: whether the dense layer and the last linear layer have a bias.
         decoder_has_bias: whether the module of a masked-LM head's decoder has the bias that is added to the logits.
         dropout_before: whether dropout precedes the dense layer or the sublayer.
@@ -50,6 +53,7 @@ class HeadSpec:
 
     names: dict[str, str]
     activation: str | None = "gelu"
+    inner_size: int = 0
     dense_bias: bool = True
     out_bias: bool = True
     decoder_has_bias: bool = True

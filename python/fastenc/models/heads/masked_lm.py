@@ -45,7 +45,7 @@ class LabelledRows(NamedTuple):
 class MaskedLMHead(nn.Module):
     """logits = LN(act(hidden W + b)) E^T + bias, where E is the word embeddings, or an untied decoder's weight.
 
-    A family may have neither the dense layer nor the norm.
+    A family may have neither the dense layer nor the norm, or an inner layer act(hidden W_i) before the dense layer.
 
     Raises: ValueError for a family that has no masked-LM head.
     """
@@ -58,9 +58,12 @@ class MaskedLMHead(nn.Module):
                 f"{config.family} has no masked-LM head: take a model of another family"
             )
         spec = architecture.head(config, architecture.lm_head)
-        self.dense = self.norm = None
+        self.inner = self.dense = self.norm = None
+        if "inner" in spec.names:
+            self.inner = nn.Linear(config.hidden_size, spec.inner_size, bias=False)
         if "dense" in spec.names:
-            self.dense = nn.Linear(config.hidden_size, width, bias=spec.dense_bias)
+            inputs = spec.inner_size or config.hidden_size
+            self.dense = nn.Linear(inputs, width, bias=spec.dense_bias)
         if "norm" in spec.names:
             bias = architecture.biases(config).norm
             self.norm = make_norm(NormSpec("layer", config.eps), width, bias)
@@ -78,9 +81,9 @@ class MaskedLMHead(nn.Module):
 
     def transform(self, hidden: Tensor) -> Tensor:
         """LN(act(hidden W + b)): (rows, hidden_size) → (rows, embedding_size)."""
-        if self.dense is not None:
-            inner = linear(hidden, self.dense.weight)
-            hidden = activate_plain(inner, self.dense.bias, self.activation)
+        for layer in (self.inner, self.dense):
+            if layer is not None:
+                hidden = activate_plain(linear(hidden, layer.weight), layer.bias, self.activation)
         return hidden if self.norm is None else self.norm(hidden)
 
 
