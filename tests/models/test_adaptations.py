@@ -318,17 +318,20 @@ def saved_encoder(base, tmp_path):
     return tmp_path / "encoder"
 
 
-def test_killed_adapted_run_resumes_bit_for_bit(base, tmp_path):
+@by_method
+def test_killed_adapted_run_resumes_bit_for_bit(base, method, tmp_path):
     rows = [[1, 5 + i % 30, 7, 2] for i in range(24)]
+    steps = []
+
+    def collate(chosen, step):
+        steps.append(step)
+        labels = torch.tensor([row[1] % 3 for row in chosen])
+        return {"batch": pack_sequences(chosen), "labels": labels}
 
     def run(folder, resume=False):
         torch.manual_seed(0)
         own = SequenceClassifier.from_pretrained(tmp_path / "base")
-        add_adaptation(own, METHODS[0])
-        collate = lambda chosen, step: {
-            "batch": pack_sequences(chosen),
-            "labels": torch.tensor([row[1] % 3 for row in chosen]),
-        }
+        add_adaptation(own, method)
         config = TrainConfig(
             str(tmp_path / folder), max_steps=8, batch_size=4, learning_rate=1e-2, save_every=2
         )
@@ -342,7 +345,9 @@ def test_killed_adapted_run_resumes_bit_for_bit(base, tmp_path):
         for file in path.iterdir():
             file.unlink()
         path.rmdir()
+    steps.clear()
     resumed = run("cut", resume=True)
+    assert steps == [6, 7], "the steps after the last checkpoint that is left"
     ours = dict(whole.named_parameters())
     assert all(torch.equal(p, ours[name]) for name, p in resumed.named_parameters())
 
