@@ -86,6 +86,24 @@ def test_groups_have_their_shares_and_no_example_comes_again_before_the_others()
     assert list(again.epoch(5, start=100)) == list(sampler.epoch(5))[100:]
 
 
+def test_the_part_of_a_group_in_an_epoch_is_random_in_each_group_pass_and_run():
+    """Two independent halves of 100 examples share 25, with a standard deviation of 2.5."""
+    groups = [Group(0, 100, 1 / 6), Group(100, 200, 1 / 6), Group(200, 300, 4 / 6)]
+
+    def order(epoch=0, seed=1):
+        sampler = BatchSampler([1] * 300, 8, shuffle=True, groups=groups, seed=seed)
+        return [index for batch in sampler.epoch(epoch) for index in batch]
+
+    def half(start=0, **options):
+        return {index - start for index in order(**options) if 0 <= index - start < 100}
+
+    of_group = lambda indices: [index // 100 for index in indices]
+    assert of_group(order()) != of_group(order(epoch=1))
+    for other in (half(start=100), half(epoch=2), half(epoch=3), half(seed=2)):
+        assert len(half()) == len(other) == 50
+        assert abs(len(half() & other) - 25) < 5 * 2.5
+
+
 def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="batch_size, batch_tokens or both, got neither"):
         BatchSampler(LENGTHS, shuffle=True)
