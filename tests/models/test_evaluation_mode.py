@@ -1,4 +1,4 @@
-"""An error during evaluation leaves the model in the mode in which it was."""
+"""Evaluation leaves the model in the mode in which it was, also after an error."""
 
 from types import SimpleNamespace
 
@@ -21,6 +21,17 @@ def test_the_mode_comes_back(training):
         assert not model.training
         fails()
     assert model.training == training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_each_module_comes_back(training):
+    """A frozen encoder in evaluation mode has no dropout, while its head trains."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Dropout(), nn.Linear(1, 1)))
+    model.train(training)[1].train(not training)
+    before = [module.training for module in model.modules()]
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
 
 
 @pytest.mark.parametrize(

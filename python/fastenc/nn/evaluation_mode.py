@@ -18,6 +18,8 @@ class HasMode(Protocol):
 
     training: bool
 
+    def modules(self) -> Iterator[nn.Module]: ...
+
     def eval(self) -> object: ...
 
     def train(self, mode: bool = True) -> object: ...
@@ -25,13 +27,19 @@ class HasMode(Protocol):
 
 @contextmanager
 def evaluation_mode(model: HasMode) -> Iterator[None]:
-    """Put the model in evaluation mode inside the block, and back in its previous mode afterwards, also on an error."""
+    """Put the model in evaluation mode inside the block, and back in its previous mode afterwards, also on an error.
+
+    Modules of a model may have different modes, such as a frozen encoder in evaluation mode under a head in training.
+    """
     was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
         model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager
