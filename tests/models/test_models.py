@@ -57,6 +57,9 @@ def test_regression_and_label_names(tmp_path):
     ours = SequenceClassifier.from_pretrained(save(theirs, tmp_path))
     batch, targets = padded_batch("bert"), torch.tensor([0.5, 1.0, -1.0, 2.0])
     close(ours(packed(batch), targets).loss, theirs(**batch, labels=targets).loss)
+    for wrong, shape in ((targets[:, None], r"\(4, 1\)"), (targets[:1], r"\(1,\)")):
+        with pytest.raises(ValueError, match=rf"shape \(4,\), a number to .* got shape {shape}"):
+            ours(packed(batch), wrong)
     fresh = SequenceClassifier(
         EncoderConfig(vocab_size=97, hidden_size=32, num_layers=1, num_heads=2),
         label_names=["no", "yes"],

@@ -134,7 +134,14 @@ class SequenceClassifier(PretrainedModel):
         if labels is None:
             return ModelOutput(logits=logits)
         if self.problem_type == "regression":
-            return ModelOutput(F.mse_loss(logits.float().squeeze(1), labels.float()), logits)
+            numbers = logits.float().squeeze(1)
+            # torch would compare each number with each target.
+            if labels.shape != numbers.shape:
+                raise ValueError(
+                    f"labels must be of shape {tuple(numbers.shape)}, a number to predict for each sequence, got shape "
+                    f"{tuple(labels.shape)}: reshape them"
+                )
+            return ModelOutput(F.mse_loss(numbers, labels.float()), logits)
         if self.problem_type == "multi_label_classification":
             if not labels.is_floating_point() or labels.shape != logits.shape:
                 raise ValueError(
