@@ -4,6 +4,14 @@ import pytest
 import torch
 
 import fastenc
+from fastenc.adapt import (
+    Adapters,
+    Lora,
+    PrefixTuning,
+    PromptTuning,
+    add_adaptation,
+    freeze_encoder,
+)
 from fastenc.data import LabelledData
 from fastenc.objectives import OBJECTIVES, MlmCollator, evaluate_objective
 from fastenc.packing import pack_sequences, pack_targets
@@ -100,6 +108,38 @@ def test_there_is_one_default_learning_rate(tmp_path):
         task, task.load(tmp_path / "base", data), data, TrainConfig(str(tmp_path / "run"))
     )
     assert trainer.config.learning_rate == fine_tuning_lr(32) == pytest.approx(5e-5 * 768 / 32)
+
+
+@pytest.mark.parametrize(
+    "adaptation, settings, factor",
+    [
+        (Lora(2), {}, 10),
+        (Adapters(2), {}, 10),
+        (PrefixTuning(2), {}, 100),
+        (PromptTuning(2), {}, 100),
+        ("features", {}, 10),
+        (None, {"max_steps": 4000}, 4**-0.32),
+        (None, {"epochs": 2000, "batch_size": 2, "accumulation": 2}, 4**-0.32),
+        (Lora(2), {"max_steps": 4000}, 10 * 4**-0.32),
+    ],
+    ids=str,
+)
+def test_the_default_learning_rate_is_that_of_what_is_trained(
+    adaptation, settings, factor, tmp_path
+):
+    """5e-5 for BERT-base's width of 768 and up to 1,000 steps."""
+    NEW.make(OPTIONS, word_tokenizer()).save_pretrained(tmp_path / "base")
+    data = LabelledData(["the cat", "the dog"] * 4, [0, 1] * 4, ["a", "b"])
+    task = SequenceClassification()
+    model, features = task.load(tmp_path / "base", data), None
+    if adaptation == "features":
+        freeze_encoder(model)
+        features = tmp_path / "features"
+    elif adaptation is not None:
+        add_adaptation(model, adaptation)
+    config = TrainConfig(str(tmp_path / "run"), **settings)
+    trainer = task_trainer(task, model, data, config, features=features)
+    assert trainer.config.learning_rate == pytest.approx(5e-5 * 768 / 32 * factor)
 
 
 def test_batch_tokens_count_instead_of_the_batch_size():
