@@ -1,20 +1,24 @@
 """The page of figures: its content, that it needs no other file, and the data files beside it."""
 
 import csv
+import itertools
 import re
 import warnings
 from importlib.metadata import version
+from random import Random
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from fastenc.analysis import (
     ScoredPairs,
     StaticVectors,
     analyze,
     compare_analogies,
+    compare_pairs,
     correlation_by_layer,
     find_data,
     isolated_vectors,
@@ -22,6 +26,7 @@ from fastenc.analysis import (
     learn_mix,
     read_analogies,
     similarity_by_frequency,
+    static_correlation,
     vectors_by_layer,
 )
 from fastenc.analysis.data_files import names_of, train_and_test
@@ -88,6 +93,16 @@ def data(tmp_path_factory):
     return folder
 
 
+def exact_interval(found, asked):
+    return tuple(binomtest(found, asked).proportion_ci(0.95, "exact"))
+
+
+def assert_exact(row, name, asked):
+    """A row's interval of a share is the exact binomial one."""
+    expected = exact_interval(round(float(row[name]) * asked), asked)
+    assert [float(row[f"{name}, {end}"]) for end in ("low", "high")] == pytest.approx(expected)
+
+
 def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_path):
     output = tmp_path / "report.html"
     text = run("analyze", encoder.base, data, "-o", output, "--word", "bank")
@@ -123,8 +138,13 @@ def test_the_page_has_every_figure_and_needs_no_other_file(encoder, data, tmp_pa
     with open(tmp_path / "report_data" / "relations.csv", newline="") as file:
         by_relation = {row["label"].split(",")[0]: row for row in csv.DictReader(file)}
     assert float(by_relation["det"]["best fixed distance"]) == 1.0
+    for row in by_relation.values():
+        assert_exact(row, "best head", int(row["pairs"]))
+        assert_exact(row, "best fixed distance", int(row["pairs"]))
     with open(tmp_path / "report_data" / "probes.csv", newline="") as file:
-        header = next(csv.reader(file))
+        header, *rows = csv.reader(file)
+    for row in rows:
+        assert_exact(dict(zip(header, row, strict=True)), "part of speech, probe", 9 * 3)
     probed = [name.removesuffix(", probe") for name in header if name.endswith(", probe")]
     assert probed == ["part of speech", "relation", "entity", "sense"]
     for quantity in ("probe, low", "probe, high", "random labels", "majority", "chance"):
@@ -177,28 +197,33 @@ def test_what_probes_learn(data, tmp_path):
 
 def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
     """Compared with the enumeration of all candidates. A missing word is looked up in lower case."""
-    questions = ": nouns\nBank river spring money\nriver bank money spring\nbank river emu spring\n"
-    (tmp_path / "questions.txt").write_text(questions + ": missing\nemu bank river spring\n")
-    words = ["bank", "money", "river", "spring"]
-    static = StaticVectors.of(words, torch.tensor([[1.0, 0], [0, 1], [1, 0.2], [0.1, 1]]))
+    words = ["bank", "is", "lends", "money", "river", "sleeps", "spring", "the"]
+    draw = Random(0)
+    asked = [tuple(draw.sample(words, 4)) for _ in range(40)]
+    lines = [": words", asked[0][0].title() + " " + " ".join(asked[0][1:])]
+    lines += [*map(" ".join, asked[1:]), "bank river emu spring", ": missing"]
+    (tmp_path / "questions.txt").write_text("\n".join([*lines, "emu bank river spring"]))
+    static = StaticVectors.of(words, torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
     scores = compare_analogies(encoder, static, read_analogies(tmp_path / "questions.txt"))
-    assert set(scores) == {"nouns"}
-    assert (scores["nouns"].asked, scores["nouns"].items) == (2, 3)
+    assert set(scores) == {"words"}
+    compared = scores["words"]
+    assert (compared.asked, compared.items) == (40, 41)
 
-    def answered(vectors):
+    def right(vectors):
         unit = {w: v / np.linalg.norm(v) for w, v in zip(words, vectors, strict=True)}
-        right = 0
-        for a, b, c, d in (
-            ("bank", "river", "spring", "money"),
-            ("river", "bank", "money", "spring"),
-        ):
-            score = lambda w, a=a, b=b, c=c: unit[w] @ (unit[b] - unit[a] + unit[c])
-            right += max((w for w in words if w not in (a, b, c)), key=score) == d
-        return right / 2
+        score = lambda w, a, b, c: unit[w] @ (unit[b] - unit[a] + unit[c])
+        answers = (
+            max((w for w in words if w not in given), key=lambda w, given=given: score(w, *given))
+            for *given, _ in asked
+        )
+        return sum(answer == d for answer, (*_, d) in zip(answers, asked, strict=True))
 
-    assert scores["nouns"].static == answered(static[words].numpy())
     layers = [encoder.embed_words([[w] for w in words], layers=(i,)).vectors for i in range(3)]
-    assert scores["nouns"].layers == [answered(layer.numpy()) for layer in layers]
+    counts = [right(each.numpy()) for each in (static[words], *layers)]
+    assert len(set(counts)) > 2, "kinds of vectors and layers must differ"
+    assert [compared.static, *compared.layers] == [count / 40 for count in counts]
+    intervals = [exact_interval(count, 40) for count in counts]
+    assert [compared.static_interval, *compared.layer_intervals] == intervals
 
 
 def test_a_models_own_mix_is_shown(data, tmp_path):
@@ -269,7 +294,24 @@ def test_static_vectors_beside_the_encoders(encoder, data, tmp_path):
     kept = ScoredPairs([("bank", "river"), ("bank", "money")], [3.0, 4.0])
     layers = [each.raw for each in correlation_by_layer(encoder, kept)]
     assert row["last layer"] == layers[-1] and row["best layer"] == max(layers)
-    (tmp_path / "words.tsv").unlink()
+
+
+def test_intervals_of_pairs_are_those_of_each_kind_of_vectors(encoder):
+    words = ["bank", "money", "river", "spring", "lends"]
+    matrix = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    static = StaticVectors.of(words, matrix)
+    pairs = list(itertools.combinations(words, 2))
+    data = ScoredPairs([*pairs, ("bank", "emu")], [*map(float, range(10)), 3.0])
+    kept = ScoredPairs(pairs, data.scores[:10])
+    compared = compare_pairs(encoder, static, data)
+    assert compared.static_interval == static_correlation(static, kept).interval
+    layers = [each.interval for each in correlation_by_layer(encoder, kept)]
+    assert compared.layer_intervals == layers and len({compared.static_interval, *layers}) > 2
+
+
+def test_static_vectors_are_compared_on_tables(encoder, tmp_path):
+    file = tmp_path / "vectors.txt"
+    file.write_text("bank 1 0\nriver 0.9 0.1\nmoney 0.2 1\n")
     (tmp_path / "x.conllu").write_text(TREE.format(noun="bank", verb="is"))
     with pytest.raises(ValueError, match="static vectors are compared on tables"):
         analyze(encoder, tmp_path, static=file)

@@ -22,6 +22,7 @@ from fastenc.analysis import (
     summarize_heads,
     vectors_by_layer,
 )
+from fastenc.analysis.intervals import mean_interval, spearman_interval
 from fastenc.analysis.similarity import mean_of_inner
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, SentenceEmbedder
@@ -164,7 +165,8 @@ def test_large_special_tokens_do_not_change_the_mean_of_the_others():
     torch.testing.assert_close(mean_of_inner(state, batch, inside), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_correlations_by_layer_are_scipys(encoder):
+def test_correlations_by_layer_are_scipys(encoder, monkeypatch):
+    monkeypatch.setattr("fastenc.analysis.states.TEXTS_AT_ONCE", 3)
     pairs = [(TEXTS[i], TEXTS[j]) for i, j in ((0, 1), (0, 2), (3, 5), (4, 5), (1, 1))]
     scores = [3.0, 1.0, 2.0, 2.5, 5.0]
     correlations = correlation_by_layer(encoder, ScoredPairs(pairs, scores), batch_size=2)
@@ -178,9 +180,11 @@ def test_correlations_by_layer_are_scipys(encoder):
             of = dict(zip(texts, rows, strict=True))
             cosines = [cosine_similarity(of[a][None], of[b][None])[0, 0] for a, b in pairs]
             assert value == pytest.approx(spearmanr(cosines, scores).statistic, abs=1e-6)
+            if rows is x:
+                assert layer.interval == pytest.approx(spearman_interval(cosines, scores))
 
 
-def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
+def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder, monkeypatch):
     x = torch.randn(9, 4)
     owner = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 0])
     unit = torch.nn.functional.normalize(x, dim=1)
@@ -192,19 +196,20 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder):
         assert float(similarities[word]) == pytest.approx(expected, rel=1e-5)
     assert similarities[2].isnan()
     sentences = [text.split() for text in TEXTS]
+    monkeypatch.setattr("fastenc.analysis.similarity.SENTENCES_AT_ONCE", 4)
     bins = similarity_by_frequency(encoder, sentences, batch_size=2)
     words = [word for sentence in sentences for word in sentence]
     every = {word: words.count(word) for word in words}
     assert sum(b.words for b in bins) == sum(count > 1 for count in every.values())
     vectors = encoder.embed_words(sentences, layers=(-1,)).vectors.numpy()
-    for low, high, count, similarity, (least, most) in bins:
-        assert least <= similarity <= most
+    for low, high, count, similarity, interval in bins:
         chosen = [word for word, n in every.items() if low <= n < high]
         means = []
         for word in chosen:
             cosines = cosine_similarity(vectors[[w == word for w in words]])
             means.append(cosines[np.triu_indices(len(cosines), 1)].mean())
         assert count == len(chosen) and similarity == pytest.approx(np.mean(means), rel=1e-5)
+        assert interval == pytest.approx(mean_interval(means), rel=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [True, False])

@@ -19,6 +19,7 @@ from fastenc.analysis import (
     score_analogies,
     static_correlation,
 )
+from fastenc.analysis.intervals import spearman_interval
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
 from fastenc.models.embedding.word_vectors import WordVectors
@@ -138,6 +139,7 @@ def test_correlation_is_scipys_over_the_pairs_that_are_there(matrix):
         for a, b in pairs[:3]
     ]
     assert correlation.spearman == pytest.approx(spearmanr(cosines, [3.0, 1.0, 2.0]).statistic)
+    assert correlation.interval == pytest.approx(spearman_interval(cosines, [3.0, 1.0, 2.0]))
     assert correlation.covered == 0.75
 
 

@@ -24,6 +24,8 @@ from fastenc.models.encoder import Encoder
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
+SENTENCES_AT_ONCE = 4096  # number of sentences whose words' vectors are in memory together
+
 
 class ScoredPairs(NamedTuple):
     """Pairs of words or texts, with a human similarity score for each pair."""
@@ -266,9 +268,9 @@ def similarity_by_frequency(
     check_space((len(index), encoder.config.hidden_size), torch.float64)
     sums = torch.zeros(len(index), encoder.config.hidden_size, dtype=torch.float64)
     start = 0
-    for begin in range(0, len(listed), 4096):
+    for begin in range(0, len(listed), SENTENCES_AT_ONCE):
         vectors = encoder.embed_words(
-            listed[begin : begin + 4096],
+            listed[begin : begin + SENTENCES_AT_ONCE],
             layers=(layer,),
             batch_size=batch_size,
             show_progress=False,
