@@ -5,11 +5,14 @@ import json
 from random import Random
 
 import pytest
+import torch
 from seqeval.metrics import classification_report as entity_report
-from sklearn.metrics import classification_report
+from sklearn.metrics import classification_report, f1_score
 from sklearn.metrics import confusion_matrix as theirs
 
-from fastenc.models import SequenceClassifier
+from fastenc.data import LabelledData
+from fastenc.models import EncoderConfig, SequenceClassifier
+from fastenc.tasks import SequenceClassification
 from fastenc.tasks.report import class_figures, confusion_matrix, entity_figures
 from fastenc.text.tags import spans
 from tests.helpers.commands import run
@@ -56,6 +59,34 @@ def test_figures_of_entities_are_those_of_seqeval():
     ours = rows_of(entity_figures([spans(row) for row in gold], [spans(row) for row in predicted]))
     assert [row["class"] for row in ours] == ["X", "Y"]
     same(ours, entity_report(gold, predicted, output_dict=True, zero_division=0))
+
+
+def test_a_text_has_the_labels_with_a_probability_of_a_half_or_more():
+    """In metrics, files of predictions and reports alike; compared with scikit-learn."""
+    names, draw = ["a", "b", "c"], torch.Generator().manual_seed(0)
+    config = EncoderConfig(vocab_size=9, hidden_size=8, num_layers=1, num_heads=1)
+    options = {"label_names": names, "problem_type": "multi_label_classification"}
+    model, task = SequenceClassifier(config, **options), SequenceClassification(multi_label=True)
+    logits = 0.2 * torch.randn(40, 3, generator=draw)
+    logits[0] = 0.0
+    chosen = (logits.sigmoid() >= 0.5).long().tolist()
+    gold = torch.randint(2, (40, 3), generator=draw).tolist()
+    gold[1] = chosen[1]
+    data = LabelledData([f"text {i}" for i in range(40)], [[*map(float, y)] for y in gold], names)
+    assert task.score(model, data, logits)["micro_f1"] == f1_score(gold, chosen, average="micro")
+    rows = [json.loads(line) for line in task.lines(model, data, logits, ".jsonl")]
+    assert [[int(name in row["labels"]) for name in names] for row in rows] == chosen
+    probabilities = torch.tensor([[row[f"p({name})"] for name in names] for row in rows])
+    torch.testing.assert_close(probabilities, logits.sigmoid())
+    files = task.report(model, data, logits)
+    report = classification_report(gold, chosen, target_names=names, output_dict=True)
+    same(rows_of(files["classes.tsv"]), report)
+    mistakes = [json.loads(line) for line in files["mistakes.jsonl"]]
+    wrong = [i for i in range(40) if gold[i] != chosen[i]]
+    assert 0 < len(wrong) < 40 and [row["where"] for row in mistakes] == [i + 1 for i in wrong]
+    for i, row in zip(wrong, mistakes, strict=True):
+        assert row["sentence"] == f"text {i}" and row["labels"] == rows[i]["labels"]
+        assert row["true"] == [name for name, y in zip(names, gold[i], strict=True) if y]
 
 
 @pytest.fixture(scope="module")
