@@ -139,6 +139,18 @@ def test_windows_of_a_tokenizer_without_special_tokens(tokenizer):
     assert CONTEXT[first[0] : last[1]] == "Bernoulli numbers"
 
 
+def test_windows_name_their_question_whatever_is_encoded_together(tokenizer, monkeypatch):
+    texts = ("Ada", "first", "1843", "It", "numbers")
+    questions = [ask(text, str(number)) for number, text in enumerate(texts)]
+    monkeypatch.setattr("fastenc.data.questions.QUESTIONS_AT_ONCE", 2)
+    together = question_windows(questions, tokenizer, max_length=48, stride=12)
+    assert [w.question for w in together] == sorted(w.question for w in together)
+    for number, question in enumerate(questions):
+        alone = question_windows([question], tokenizer, max_length=48, stride=12)
+        own = [w._replace(question=0) for w in together if w.question == number]
+        assert own == alone and any(w.end for w in own)
+
+
 def test_answer_cut_by_a_window_is_not_in_it(tokenizer):
     text = "first program in 1843"
     answers = [Answer(place.start(), text) for place in re.finditer(text, CONTEXT)]

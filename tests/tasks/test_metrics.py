@@ -23,6 +23,12 @@ def test_classification_metrics_are_scikit_learns(classes):
     assert ours["mcc"] == matthews_corrcoef(labels, predictions)
 
 
+def test_a_class_that_never_occurs_counts_in_the_mean():
+    predictions, labels = [0, 1, 1, 0], [0, 1, 0, 0]
+    ours = classification_metrics(predictions, labels, 3)["f1"]
+    assert ours == pytest.approx(2 / 3 * f1_score(labels, predictions, average="macro"))
+
+
 def test_multi_label_metrics_are_scikit_learns():
     predictions, labels = torch.randint(2, (2, 50, 3)).tolist()
     ours = multi_label_metrics(predictions, [[float(v) for v in row] for row in labels])
@@ -42,7 +48,8 @@ def test_regression_metrics_are_scipys():
         "pearson": stats.pearsonr(a, b).statistic,
         "spearman": stats.spearmanr(a, b).statistic,
     }
-    assert regression_metrics([1.0, 1.0], [1.0, 2.0]) == {"pearson": 0.0, "spearman": 0.0}
+    for constant in (([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, 1.0]), ([1.0], [2.0]), ([], [])):
+        assert regression_metrics(*constant) == {"pearson": 0.0, "spearman": 0.0}
 
 
 def test_predictions_keep_the_order_whatever_the_batches():

@@ -287,13 +287,15 @@ def test_a_fine_tuned_head_is_not_lost_in_silence(tmp_path, tokenizer):
         SentenceEmbedder.from_pretrained(tmp_path)
 
 
-def test_retrieval_is_scikit_learns():
+@pytest.mark.parametrize("texts_at_once", [1024, 7])
+def test_retrieval_is_scikit_learns(texts_at_once, monkeypatch):
     from sklearn.metrics import (
         label_ranking_average_precision_score,
         ndcg_score,
         top_k_accuracy_score,
     )
 
+    monkeypatch.setattr("fastenc.tasks.metrics.TEXTS_AT_ONCE", texts_at_once)
     vectors = torch.randn(60, 3, 6)
     texts = [(f"text {i}", f"partner {i}", f"negative {i}") for i in range(60)]
     metrics = retrieval_metrics(texts, vectors)
