@@ -45,7 +45,8 @@ def test_loss_falls_and_the_best_model_is_left(uninterrupted):
 
 @pytest.mark.parametrize("higher, step", [(True, 2), (False, 3)])
 def test_the_best_model_is_that_of_the_best_value(tmp_path, higher, step):
-    values = iter([0.3, 0.9, 0.1, 0.5, 0.6])
+    """NaN, such as an undefined correlation, is worse than any number."""
+    values = iter([math.nan, 0.9, 0.1, 0.5, math.nan])
     trainer = build(tmp_path, max_steps=5, eval_every=1)
     trainer.evaluate, trainer.metric = lambda model: {"accuracy": next(values)}, "accuracy"
     trainer.higher_is_better = higher
