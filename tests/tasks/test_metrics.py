@@ -37,17 +37,24 @@ def test_multi_label_metrics_are_scikit_learns():
     assert ours["accuracy"] == accuracy_score(labels, predictions)
 
 
+def test_a_label_that_never_occurs_has_an_f1_of_0():
+    ours = multi_label_metrics([[1, 0], [0, 0]], [[1.0, 0.0], [0.0, 0.0]])
+    assert ours == {"micro_f1": 1.0, "macro_f1": 0.5, "accuracy": 1.0}
+    nothing = multi_label_metrics([[0, 0]], [[0.0, 0.0]])
+    assert nothing == {"micro_f1": 0.0, "macro_f1": 0.0, "accuracy": 1.0}
+
+
 def test_one_label_of_several_is_no_class_of_two():
     ours = multi_label_metrics([[1], [0], [1], [0]], [[1.0], [0.0], [0.0], [0.0]])
     assert ours["micro_f1"] == ours["macro_f1"] == pytest.approx(2 / 3)
 
 
 def test_regression_metrics_are_scipys():
-    a, b = torch.randn(2, 30).tolist()
-    assert regression_metrics(a, b) == {
-        "pearson": stats.pearsonr(a, b).statistic,
-        "spearman": stats.spearmanr(a, b).statistic,
-    }
+    for a, b in (torch.randn(2, 30).tolist(), ([0.0, 1.0, 1.0], [3.0, 5.0, 3.0])):
+        assert regression_metrics(a, b) == {
+            "pearson": stats.pearsonr(a, b).statistic,
+            "spearman": stats.spearmanr(a, b).statistic,
+        }
     for constant in (([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, 1.0]), ([1.0], [2.0]), ([], [])):
         assert regression_metrics(*constant) == {"pearson": 0.0, "spearman": 0.0}
 
