@@ -18,6 +18,11 @@ REASONS = {
         "The model's dtype, or autocast's, has no kernel on this device, or the extension is not compiled.",
         "float32 or bfloat16 on a CPU, also float16 on a GPU; see `fastenc info`.",
     ),
+    "its forward was replaced before it was patched": (
+        "`model.forward = ...`, as by `accelerator.prepare` in mixed precision or a `device_map` over several devices.",
+        "Patch first. After `accelerator.prepare`: `accelerator.unwrap_model(model, keep_fp32_wrapper=False)`, then "
+        "patch.",
+    ),
     "it was called with …": (
         "The call asks for something that is not computed, such as `output_attentions`.",
         "Leave the argument out. `fastenc.analysis` has statistics of attention.",
@@ -100,6 +105,14 @@ REASONS = {
     "… is a …, not a …": (
         "A module was replaced, as methods of PEFT other than LoRA, quantisation and adapters do.",
         "None, if you need the other module. See [what is not fused](not-fused.md).",
+    ),
+    "the forward of … is not transformers'": (
+        "A class of transformers, or its forward, was replaced for all models, as Liger's kernels do.",
+        "Undo that, if you do not need it.",
+    ),
+    "its attention is …, a function of …": (
+        "`model.set_attn_implementation(...)` with a function that was registered with `AttentionInterface`.",
+        '`model.set_attn_implementation("sdpa")`, if you do not need the function.',
     ),
     "… has hooks": ("A forward or backward hook on a module.", "`handle.remove()` after use."),
     "… of … was changed": (

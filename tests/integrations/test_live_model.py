@@ -425,3 +425,89 @@ def test_a_frozen_model_stacks_once_what_is_not_packed(monkeypatch):
             result = ours(**batch)
         assert_same_outputs(result, theirs(**batch), batch["attention_mask"])
     assert (in_a_call.count, frozen.count) == (len(theirs.encoder.layer), 0)
+
+
+def doubled(m):
+    """Replace the forward of a model of transformers by one that doubles the first output."""
+    own = m.forward
+
+    def forward(*args, **kwargs):
+        output = own(*args, **kwargs)
+        first = next(iter(output))
+        output[first] = output[first] * 2
+        return output
+
+    m.forward = forward
+
+
+@pytest.mark.parametrize(
+    "task, which",
+    [("Model", ""), ("ForMaskedLM", ""), ("ForMaskedLM", "bert"), ("ForTokenClassification", "")],
+)
+def test_a_forward_that_was_replaced_before_patch_is_called(task, which):
+    theirs, batch = model("bert", task), padded_batch("bert")
+    ours, real = copy.deepcopy(theirs), batch["attention_mask"].bool()
+    for m in (theirs, ours):
+        doubled(m.get_submodule(which))
+    replaced = vars(ours.get_submodule(which))["forward"]
+    fastenc.patch(ours)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        hidden = ours(**batch)[0][real]
+        torch.testing.assert_close(hidden, theirs(**batch)[0][real], rtol=0, atol=1e-5)
+    messages = ["its forward was replaced before it was patched" in str(w.message) for w in seen]
+    # The head of token classification is transformers' own anyway.
+    assert messages == [True] * (task != "ForTokenClassification")
+    assert vars(fastenc.unpatch(ours).get_submodule(which))["forward"] is replaced
+
+
+def test_a_class_whose_forward_was_replaced(monkeypatch):
+    """Libraries replace the forward of transformers' classes, or the classes themselves, in its modules."""
+    from transformers.models.bert import modeling_bert
+
+    own, batch = modeling_bert.BertIntermediate.forward, padded_batch("bert")
+    monkeypatch.setattr(modeling_bert.BertIntermediate, "forward", lambda m, x: 2 * own(m, x))
+    theirs = model("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with torch.no_grad():
+        message = "the forward of BertIntermediate is not transformers'"
+        with pytest.warns(UserWarning, match=message):
+            hidden = ours(**batch).last_hidden_state
+        assert torch.equal(hidden, theirs(**batch).last_hidden_state)
+    monkeypatch.undo()
+
+    class Louder(modeling_bert.BertIntermediate):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    monkeypatch.setattr(modeling_bert, "BertIntermediate", Louder)
+    theirs = model("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="the forward of Louder is not transformers'"):
+            assert torch.equal(ours(**batch)[0], theirs(**batch)[0])
+        torch.testing.assert_close(ours(**batch)[0], hidden)
+
+
+def test_attention_that_a_user_registered():
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def hotter(module, query, *args, **kwargs):
+        return sdpa_attention_forward(module, query / 2, *args, **kwargs)
+
+    AttentionInterface.register("hotter", hotter)
+    AttentionMaskInterface.register("hotter", sdpa_mask)
+    theirs, batch = model("bert"), padded_batch("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    fastenc.register_attention()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        for known in ("eager", "sdpa", "fastenc"):
+            ours.set_attn_implementation(known)
+            assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+    for m in (ours, theirs):
+        m.set_attn_implementation("hotter")
+    with torch.no_grad(), pytest.warns(UserWarning, match="its attention is hotter, a function of"):
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])

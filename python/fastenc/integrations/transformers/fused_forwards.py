@@ -16,6 +16,7 @@ from fastenc.integrations.transformers.batch_metadata import (
     read_metadata,
     take_metadata,
 )
+from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.integrations.transformers.patch_state import (
@@ -103,7 +104,7 @@ def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
     if arguments.get("labels") is None:
         return plain(**arguments)
     arguments = {**arguments, "use_cache": False}
-    reason = encoder_decoder.loss_reason(model, arguments)
+    reason = forward_reason(model) or encoder_decoder.loss_reason(model, arguments)
     reason = reason or base_model.inputs_reason(model, arguments)
     readings = []
     for stack in encoder_decoder.stacks_of(model) if reason is None else ():

@@ -1,8 +1,12 @@
-"""Detects hooks that change what calling a module does."""
+"""Detects what changes the results of a module's calls: hooks, and a forward other than its class's."""
+
+import inspect
+from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+STATE = "_fastenc_patch"  # attribute of a patched module
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -20,6 +24,15 @@ def has_global_hooks() -> bool:
         for name in HOOKS
         for hook in getattr(torch_module, f"_global{name}").values()
     )
+
+
+def forward_reason(patched: Any) -> str | None:
+    """Why a patched module must call its own forward, whatever its class computes, or None."""
+    previous, own = patched.__dict__[STATE].previous, type(patched).forward
+    # accelerate's unwrap_model leaves the class's forward, bound to the model, without its decorators.
+    if previous is None or getattr(previous, "__func__", None) in (own, inspect.unwrap(own)):
+        return None
+    return "its forward was replaced before it was patched"
 
 
 def _changes_nothing(hook) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_layer import (
     BIASES,
     CROSS,
@@ -20,6 +21,7 @@ from fastenc.integrations.transformers.live_layer import (
 from fastenc.integrations.transformers.live_model import (
     Allowed,
     Snapshot,
+    attention_difference,
     first_difference,
     new_of_same_class,
     output_class,
@@ -135,7 +137,8 @@ class LiveEncoder:
         if last is not None and last[1] == values and last[0].is_current():
             return last[2]
         snapshot, values = Snapshot(model.modules()), copy.deepcopy(values)
-        reason = self._configuration_difference(model)
+        reason = forward_reason(model) or self._configuration_difference(model)
+        reason = reason or attention_difference(model.config)
         reason = reason or first_difference(model, self._expected, self._allowed)
         reading = self._read_modules(model) if reason is None else Reading(reason)
         self._last = snapshot, values, reading

@@ -141,6 +141,8 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
         if kinds[0] == kinds[1]:
             kinds = [f"{type(one).__module__}.{type(one).__name__}" for one in (live, expected)]
         return f"{name} is a {kinds[0]}, not a {kinds[1]}"
+    if not _of_known_library(type(live).forward):
+        return f"the forward of {type(live).__name__} is not transformers'"
     # The root's forward is fastenc's. Hooks of the root run around it.
     if path and has_hooks(live):
         return f"{name} has hooks"
@@ -164,6 +166,29 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
         if difference is not None:
             return difference
     return None
+
+
+def attention_difference(config: Any) -> str | None:
+    """Which function of a user computes a model's attention, or None.
+
+    transformers' own functions, and those of the libraries that it fetches, compute softmax attention.
+    """
+    from transformers import AttentionInterface
+
+    name = getattr(config, "_attn_implementation", None)
+    function = AttentionInterface().get(name)
+    if function is None or _of_known_library(function):
+        return None
+    return f"its attention is {name}, a function of {_home(function)}"
+
+
+def _of_known_library(function: Any) -> bool:
+    return _home(function).partition(".")[0] in ("transformers", "torch", "fastenc")
+
+
+def _home(function: Any) -> str:
+    """The module of a function, also of one that is a part of a partial."""
+    return str(getattr(getattr(function, "func", function), "__module__", ""))
 
 
 def _other_attribute(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastenc.integrations.transformers import base_model, splade
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
-from fastenc.integrations.transformers.hooks import has_hooks
+from fastenc.integrations.transformers.hooks import forward_reason, has_hooks
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_model import (
     Allowed,
@@ -54,7 +54,7 @@ class LiveHead:
 
     def unsupported_reason(self, model: "PreTrainedModel") -> str | None:
         """Why the model's own head must run, or None."""
-        reason = self._difference(model)
+        reason = forward_reason(model) or self._difference(model)
         if reason is not None:
             return reason
         find = self._expected.get_submodule

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from fastenc.integrations.transformers import encoder_decoder
+from fastenc.integrations.transformers.hooks import STATE
 from fastenc.integrations.transformers.live_encoder import architecture_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-STATE = "_fastenc_patch"  # attribute of a patched module
 
 
 class PatchState:

@@ -18,13 +18,13 @@ from fastenc.integrations.transformers.fused_forwards import (
     masked_lm_forward,
     task_forward,
 )
+from fastenc.integrations.transformers.hooks import STATE
 from fastenc.integrations.transformers.live_encoder import (
     FrozenOwner,
     LiveEncoder,
     architecture_of,
 )
 from fastenc.integrations.transformers.patch_state import (
-    STATE,
     PatchState,
     encoder_in,
     state_of,
@@ -60,6 +60,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length), or
       the head does (docs/not-fused.md says which);
     - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
+    - a forward was replaced, in the model or in a class of transformers, or a user's function computes attention;
     - the kernels do not support the dtype or the device;
     - the model is traced, inside a transform of ``torch.func``, or a replica of ``DataParallel``.
 
@@ -222,6 +223,9 @@ def _replica(module: Any) -> Any:
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched module."""
+    if args and isinstance(args[0], nn.Module):
+        # accelerate's unwrap_model(..., keep_fp32_wrapper=False) binds this forward to the model once more.
+        module, *args = args  # type: ignore[assignment]
     state, class_forward = state_of(module), type(module).forward
     previous = None if state is None else state.previous
     # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.

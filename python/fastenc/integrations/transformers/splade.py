@@ -40,6 +40,8 @@ def install(model: nn.Module) -> None:
     sparse_encoder = _class_of_sparse_encoders()
     if sparse_encoder is None or not isinstance(model, sparse_encoder):
         return
+    if "forward" in model.__dict__ and not _has_forward_of_ours(model):
+        return
     model.forward = functools.partial(_forward, model)  # type: ignore[method-assign]
     for step in model.children():
         if type(step).__name__ == "SpladePooling" and "forward" not in step.__dict__:

@@ -1,0 +1,44 @@
+"""Patched models that accelerate prepares and unwraps."""
+
+import copy
+
+import pytest
+import torch
+
+import fastenc
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import model, padded_batch
+from tests.helpers.patching import assert_same_outputs
+
+accelerate = pytest.importorskip("accelerate")
+pytestmark = needs_cpp
+
+
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_unwrapping_without_the_wrapper_of_mixed_precision(task):
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    theirs, batch = model("bert", task), padded_batch("bert")
+    ours = accelerator.prepare(fastenc.patch(copy.deepcopy(theirs)))
+    with torch.no_grad():
+        rounded = ours(**batch)[0]
+        unwrapped = accelerator.unwrap_model(ours, keep_fp32_wrapper=False)
+        exact = unwrapped(**batch)
+        assert not torch.equal(exact[0], rounded)
+        assert_same_outputs(exact, theirs(**batch), batch["attention_mask"])
+        copied = copy.deepcopy(unwrapped)
+        for parameter in copied.parameters():
+            parameter.zero_()
+        assert not copied(**batch)[0].any()
+        assert_same_outputs(unwrapped(**batch), theirs(**batch), batch["attention_mask"])
+    assert "forward" not in vars(fastenc.unpatch(unwrapped))
+
+
+def test_a_model_that_was_unwrapped_is_fused():
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    theirs, batch = model("bert"), padded_batch("bert")
+    prepared = accelerator.prepare(copy.deepcopy(theirs))
+    ours = fastenc.patch(accelerator.unwrap_model(prepared, keep_fp32_wrapper=False))
+    with torch.no_grad():
+        output = ours(**batch)
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
+    assert not output.last_hidden_state[batch["attention_mask"] == 0].any()
