@@ -149,6 +149,10 @@ REASONS = {
         "Build the model from a configuration with these sizes.",
     ),
     "a bias has shape …, not …": ("As above, a bias.", "As above."),
+    "is merged and disabled, and its own forward subtracts it": (
+        "LoRA: `merge_adapter()`, then `disable_adapter()`. The first call unmerges it; later calls are fused.",
+        "None is needed.",
+    ),
     "has transposed weights (fan_in_fan_out)": (
         "LoRA: `LoraConfig(fan_in_fan_out=True)`.",
         "Leave it out; it is for GPT-2.",

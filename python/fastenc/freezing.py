@@ -17,7 +17,8 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
     the weights of q, k and v in every call, if they are three tensors. A frozen model keeps these copies, which are at
     most as large as its layers' weights, and computes with them. Do not change the weights of a frozen model: the
     change may have no effect. :func:`unfreeze`, ``model.train()``, a call with gradients, ``model.to(...)`` and
-    ``load_state_dict`` unfreeze the model. A copy is not frozen, nor is a copy that is pickled for another process.
+    ``load_state_dict`` unfreeze the model, and so do another linear layer and PEFT's merging or removal of LoRA in a
+    patched one. A copy is not frozen, nor is a copy that is pickled for another process.
 
     With ``dtype="int8"`` the copies are in 8 bits, and so are the operands of the layers' matrix products on a CPU. A
     weight w and the rows x that it multiplies become

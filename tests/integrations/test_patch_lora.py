@@ -92,6 +92,50 @@ def test_switches_of_adapters():
         same()
 
 
+@torch.no_grad()
+def test_a_merged_adapter_can_be_disabled():
+    """PEFT subtracts it in the first call."""
+    theirs, batch = with_lora(), padded_batch("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    fastenc.freeze(ours.merge_adapter() or ours)
+    with pytest.warns(UserWarning, match="the LoRA of .*query is merged and disabled"):
+        for _ in range(2):
+            with ours.disable_adapter(), theirs.disable_adapter():
+                assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+    assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def replaced_linear(m):
+    torch.manual_seed(3)
+    m.get_base_model().bert.encoder.layer[1].output.dense = torch.nn.Linear(48, 32)
+
+
+# What changes the weights that a frozen model multiplies with.
+WEIGHT_CHANGES = {
+    "merge": lambda m: m.merge_adapter(),
+    "merge and unload": lambda m: m.merge_and_unload(),
+    "another linear layer": replaced_linear,
+}
+
+
+@pytest.mark.parametrize("change", WEIGHT_CHANGES.values(), ids=WEIGHT_CHANGES)
+@torch.no_grad()
+def test_merging_and_replacing_end_freeze(change):
+    theirs, batch = with_lora(), padded_batch("bert", (30,) * 8)
+    ours = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)))
+    same = lambda: torch.testing.assert_close(
+        ours(**batch).logits, theirs(**batch).logits, rtol=0, atol=2e-5
+    )
+    same()
+    ours.set_adapter("default")
+    same()
+    frozen = ours.get_base_model().bert.fastenc_frozen
+    assert frozen._layers is not None
+    change(ours), change(theirs)
+    same()
+    assert frozen._layers is None
+
+
 @needs_int8
 @pytest.mark.parametrize(
     "options, layer", [({}, 0), ({"lora_bias": True}, 0), ({"layers_to_transform": [1]}, 1)]

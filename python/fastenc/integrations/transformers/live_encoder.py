@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 
 
 POOLER = "pooler"
+_NOT_COPIED: dict[str, object] = {
+    "_last": None,
+    "_source": None,
+}  # what refers to the model's modules
 
 
 class LiveEncoder:
@@ -64,6 +68,7 @@ class LiveEncoder:
     def __init__(self, model: "PreTrainedModel", is_decoder: bool = False):
         self.frozen, self._is_decoder = FrozenWeights(), is_decoder
         self._tables: tuple[FixedTable, ...] = ()
+        self._source: tuple[tuple[Any, ...], tuple[tuple[str, ...], ...]] | None = None
         self.output_class = output_class(model)
         self._describe(model)
 
@@ -141,8 +146,17 @@ class LiveEncoder:
         reason = reason or attention_difference(model.config)
         reason = reason or first_difference(model, self._expected, self._allowed)
         reading = self._read_modules(model) if reason is None else Reading(reason)
+        if reason is None:
+            self._drop_copies_of_others(reading)
         self._last = snapshot, values, reading
         return reading
+
+    def _drop_copies_of_others(self, reading: Reading) -> None:
+        """Unfreeze a model if a linear layer was replaced, or PEFT's LoRA merged or removed, since it was read."""
+        source = reading.multiplied, reading.merged
+        if self._source not in (None, source):
+            self.frozen.drop()
+        self._source = source
 
     def _configuration_difference(self, model: "PreTrainedModel") -> str | None:
         """How the attention windows and blocks in the configuration have changed, or None.
@@ -194,6 +208,7 @@ class LiveEncoder:
             self._weighted(model),
             tuple(linears),
             self._fixed_tables(model),
+            tuple(tuple(each.merged_adapters) for each in filter(is_lora_linear, model.modules())),
         )
 
     def _layer_path(self, model: "PreTrainedModel", index: int) -> str:
@@ -265,12 +280,13 @@ class LiveEncoder:
         return described._replace(**read)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | _NOT_COPIED
 
     def __deepcopy__(self, memo: dict) -> "LiveEncoder":
         """Copied with the model, whose copy has other modules: the cached reading is left out."""
         new = object.__new__(LiveEncoder)
-        new.__dict__ = self.__dict__ | {"_last": None, "frozen": copy.deepcopy(self.frozen, memo)}
+        frozen = copy.deepcopy(self.frozen, memo)
+        new.__dict__ = self.__dict__ | _NOT_COPIED | {"frozen": frozen}
         return new
 
 

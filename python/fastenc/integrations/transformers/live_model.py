@@ -278,7 +278,7 @@ class Snapshot:
         self._modules = [module for module in modules if not isinstance(module, FrozenWeights)]
         self._types = list(map(type, self._modules))
         self._attributes = [module.__dict__ for module in self._modules]
-        self._attributes_then = [attributes.copy() for attributes in self._attributes]
+        self._attributes_then = [_with_copied_lists(each) for each in self._attributes]
         self._children = [module._modules for module in self._modules]
         self._children_then = [children.copy() for children in self._children]
         hooks = [getattr(module, name) for module in self._modules for name in HOOKS]
@@ -310,6 +310,11 @@ class Snapshot:
             ValueError,
         ):  # an attribute is a tensor, whose comparison has no truth value
             return False
+
+
+def _with_copied_lists(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a module's attributes. PEFT adds to a list in place the names of the adapters that it merges."""
+    return {k: value.copy() if type(value) is list else value for k, value in attributes.items()}
 
 
 class Contents:

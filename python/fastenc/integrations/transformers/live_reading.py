@@ -30,6 +30,7 @@ class Reading(NamedTuple):
         weighted: (module, shape of its weight in a new model) for each linear layer and norm.
         multiplied: the linear layers of the layers.
         fixed: the tables that follow from the configuration.
+        merged: of each linear layer with PEFT's LoRA, the adapters that are merged into its weight.
     """
 
     unsupported_reason: str | None
@@ -41,6 +42,7 @@ class Reading(NamedTuple):
     weighted: tuple[tuple[Any, torch.Size], ...] = ()
     multiplied: tuple[Any, ...] = ()
     fixed: tuple["FixedTable", ...] = ()
+    merged: tuple[tuple[str, ...], ...] = ()
 
     def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
         """The layers and what they share, for one call."""

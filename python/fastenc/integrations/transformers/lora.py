@@ -23,6 +23,8 @@ def base_linear(module: Any) -> Any:
 
 def unsupported_reason(module: Any) -> str | None:
     """Why PEFT's layer does not compute W x + b + scaling B A dropout(x), or None if it does."""
+    if module.disable_adapters and module.merged_adapters:
+        return "is merged and disabled, and its own forward subtracts it"
     if module.fan_in_fan_out:
         return "has transposed weights (fan_in_fan_out)"
     for name in _active(module):
