@@ -16,7 +16,7 @@ from fastenc.reference import crf as reference
 TABLES = {"crf": "Linear-chain CRF, batch 32, lengths to 128"}
 NOTE = (
     "fastenc is `fastenc.nn.CRF` in place of pytorch-crf. packed are the functions of `fastenc.ops` on packed tokens, "
-    "as in fastenc's own training. "
+    "as in fastenc's own training."
 )
 SMALLEST = (3,)  # the shape that the tests measure
 BATCH, LENGTH = 32, 128

@@ -27,7 +27,7 @@ TABLES = {"long_documents": "Models of long documents: 4,096 tokens, two layers 
 NOTE = (
     "One text, forward as in inference, and forward with backward; in float32 where nothing else is said. Results in "
     "bfloat16 and int8 may be 5 % from float32's. The products alone are those that fastenc computes: q, k, v, the "
-    "attention's output and the feed-forward layer, with both gradients of each. "
+    "attention's output and the feed-forward layer, with both gradients of each."
 )
 LENGTH, LAYERS, HIDDEN, INNER = 4096, 2, 768, 3072
 SIZES = dict(

@@ -21,7 +21,7 @@ from fastenc.packing import pack_sequences, pack_targets
 TABLES = {"seq2seq_step": "A training step of a T5 v1.1"}
 NOTE = (
     "On a CPU 4 + 4 layers of width 512, forward and backward in float32; on a GPU T5-base, with AdamW, in bfloat16. "
-    "Random weights, vocabulary 32,128, dropout 0.1. "
+    "Random weights, vocabulary 32,128, dropout 0.1."
 )
 PAIRS = 64 if ON_GPU else 16
 # T5's span corruption makes 512 and 114 tokens of a text.

@@ -21,7 +21,6 @@ from benchmarks import (
     other_libraries,
     plots,
     step_launches,
-    tables,
 )
 from benchmarks._harness import (
     NOT_INSTALLED,
@@ -34,6 +33,9 @@ from benchmarks._harness import (
     rates,
     run_groups,
 )
+from benchmarks.tables import __main__ as tables_main
+from benchmarks.tables import guides, page, readme, training
+from benchmarks.tables import results as table_results
 from fastenc.models import EncoderConfig
 from fastenc.profiling import Ceilings, models
 from fastenc.testing import CASES, numerics_report
@@ -413,21 +415,21 @@ def test_the_headline_names_both_orders_where_both_are_measured(tmp_path, monkey
             json.dumps({"machine": machine, "cases": cases})
         )
 
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(table_results, "RESULTS", tmp_path)
     (tmp_path / "cpu").mkdir()
     rows = {"fastenc": {"median_ms": 10.0, "speedup": 6.0}}
     write("mlm_step", {"6 x 384, batch 16 x 128": rows})
     write("encoder", {"lengths of SST-2": rows})
-    assert "6.0 times as fast as Hugging Face" in tables.headline()
-    assert "sorted" not in tables.headline()
-    write("encoder", {"lengths of SST-2": rows | {tables.SORTED: {"median_ms": 25.0}}})
-    assert "6.0 times as fast" in tables.headline()
-    assert "2.5 times as fast as on texts sorted by length" in tables.headline()
+    assert "6.0 times as fast as Hugging Face" in readme.headline()
+    assert "sorted" not in readme.headline()
+    write("encoder", {"lengths of SST-2": rows | {table_results.SORTED: {"median_ms": 25.0}}})
+    assert "6.0 times as fast" in readme.headline()
+    assert "2.5 times as fast as on texts sorted by length" in readme.headline()
 
 
 def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert tables.other_libraries("others") == "Not measured yet.\n"
+    monkeypatch.setattr(table_results, "RESULTS", tmp_path)
+    assert guides.other_libraries("others") == "Not measured yet.\n"
     (tmp_path / "cpu").mkdir()
     machine = {"device": "Some CPU", "threads": 2, "versions": {"torch": "2.13"}, "date": "today"}
     patched = {"speedup": 2.5, "largest_difference": 1.2e-7, "rounds": 5}
@@ -438,23 +440,23 @@ def test_a_page_of_libraries_has_its_own_cases_and_says_what_is_missing(tmp_path
     }
     content = {"machine": machine, "cases": cases}
     (tmp_path / "cpu" / "other_libraries.json").write_text(json.dumps(content))
-    text = tables.other_libraries("others")
+    text = guides.other_libraries("others")
     assert "| KeyBERT, extract_keywords | 2.50× | 1e-07 | keybert 0.9.0 |" in text
     assert "not installed: setfit" in text and "Trainer" not in text
-    pages = "".join(path.read_text() for path in tables.LIBRARIES.glob("*.md"))
-    assert {*tables.CASES_OF} == {match[2] for match in tables.MEASURED.finditer(pages)}
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "with").glob("*.md"))
+    assert {*guides.CASES_OF} == {match[3] for match in tables_main.MARKED.finditer(pages)}
 
 
 def test_the_libraries_results_are_compared_number_by_number():
     outputs = [{"score": 0.5, "word": "bank"}, [{"scores": torch.tensor([0.25, 1.0])}], 2]
     assert other_libraries.numbers(outputs) == [0.5, 0.25, 1.0, 2.0]
-    every = tuple(first for several in tables.CASES_OF.values() for first in several)
+    every = tuple(first for several in guides.CASES_OF.values() for first in several)
     assert all(case.startswith(every) for case in other_libraries.CASES)
 
 
 def test_tables_say_of_every_provider_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "RESULTS", results(tmp_path / "results"))
-    text = tables.tables()
+    monkeypatch.setattr(table_results, "RESULTS", results(tmp_path / "results"))
+    text = page.tables()
     assert "| a case | 2 ms, 1.50×, 61 % | not installed | failed | wrong |" in text
     assert "copy 4,000 GB/s, bfloat16 product 700 TFLOP/s" in text
     assert (
@@ -468,7 +470,7 @@ def test_a_seed_that_two_machines_have_counts_once():
     row = lambda score: {"metric": "f1", "dev": 0.1, "test": score}
     first = {"Set, seed 0": {"fastenc": row(0.8), "peer": row(0.7)}}
     second = {"Set, seed 0": {"fastenc": row(0.2)}, "Set, seed 1": {"fastenc": row(0.9)}}
-    text = tables.scores_of_every_seed([{"cases": first}, {"cases": second}])
+    text = training.scores_of_every_seed([{"cases": first}, {"cases": second}])
     assert "| Set | f1 (test) | 85.0 ± 7.1 (2) | 70.0 (1) |" in text
 
 

@@ -1,0 +1,1 @@
+"""The tables of the README and of docs/, from the committed results: ``python -m benchmarks.tables``."""
