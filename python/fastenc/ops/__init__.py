@@ -1,5 +1,9 @@
-"""The public functions. Each op has one file, which also declares its schemas, its kernels and its cases."""
+"""The public functions. Each op has one file, which also declares its schemas, its kernels and its cases.
 
+Attention has three: its cases, and what its kernels compute, are apart.
+"""
+
+from fastenc.ops import attention_cases  # noqa: F401  (declares the cases)
 from fastenc.ops.attention import attention, cross_attention
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.bias_glu import bias_glu

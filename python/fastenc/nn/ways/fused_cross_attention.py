@@ -15,7 +15,8 @@ from fastenc.nn.ways.sublayer_end import (
     mask_state,
 )
 from fastenc.ops import dispatch
-from fastenc.ops.attention import TENSORS, self_attention_call
+from fastenc.ops.attention import self_attention_call
+from fastenc.ops.attention_kernels import TENSORS
 from fastenc.ops.column_sum import column_sum
 from fastenc.ops.gemm import gemm
 
