@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastenc
 from fastenc.integrations.transformers.live_model import new_of_same_class
-from fastenc.nn.ways import cpu_inference
+from fastenc.nn.ways import cpu_weights
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 from tests.helpers.patching import assert_same_outputs
@@ -414,7 +414,7 @@ def test_a_frozen_model_stacks_once_what_is_not_packed(monkeypatch):
             self.count += stacks
             return function(*arguments, **(options or {}))
 
-    monkeypatch.setattr(cpu_inference, "packed_is_faster", lambda: False)
+    monkeypatch.setattr(cpu_weights, "packed_is_faster", lambda: False)
     theirs = model("bert")
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("bert", (30,) * 12)
     with torch.no_grad():

@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastenc.nn.layer import run_single_ops
 from fastenc.nn.layer_call import Prepared
-from fastenc.nn.ways import cpu_inference
-from fastenc.nn.ways.cpu_inference import pack, run_cpu_inference, unsupported_reason
+from fastenc.nn.ways import cpu_weights
+from fastenc.nn.ways.cpu_inference import run_cpu_inference, unsupported_reason
+from fastenc.nn.ways.cpu_weights import pack
 from fastenc.ops import gemm
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
@@ -112,14 +113,14 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     assert unsupported_reason(layer.layer_call()) == "gradients are on"
     assert "multiples of 16" in reason(Layer(layer_variant(inner=40), MANY))
     wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=272))
-    assert "at most 256, it is 272" in cpu_inference.weights_reason(layer.weights(), wide)
+    assert "at most 256, it is 272" in cpu_weights.weights_reason(layer.weights(), wide)
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     monkeypatch.setattr(gemm, "multiplies_pairs", lambda: False)
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))
     monkeypatch.setattr(gemm, "multiplies_pairs", lambda: True)
     assert reason(Layer(KINDS["bert"], MANY, torch.bfloat16)) is None
     assert reason(Layer(KINDS["bert"], (20, 20), torch.bfloat16)) is None
-    monkeypatch.setattr(cpu_inference, "packed_is_faster", lambda: False)
+    monkeypatch.setattr(cpu_weights, "packed_is_faster", lambda: False)
     assert "AVX2" in reason(layer)
 
 

@@ -9,13 +9,13 @@ import fastenc
 from fastenc.adapt import Lora, add_adaptation
 from fastenc.models import Encoder
 from fastenc.nn import stack
-from fastenc.nn.ways import cpu_inference, int8_inference
+from fastenc.nn.ways import cpu_inference, cpu_weights, int8_inference
 from fastenc.ops import gemm, int8_products
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.families import ENCODERS, model, padded_batch
 
 pytestmark = pytest.mark.skipif(
-    not cpu_inference.packed_is_faster(), reason="this processor has no vector kernels"
+    not cpu_weights.packed_is_faster(), reason="this processor has no vector kernels"
 )
 # One op runs all layers of the first batch.
 LENGTHS = {"one text": (12,), "many texts": (12, 30, 7) * 6}

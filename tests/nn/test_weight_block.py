@@ -8,13 +8,13 @@ import torch
 
 import fastenc
 from fastenc.models import Encoder
-from fastenc.nn.ways import cpu_inference
+from fastenc.nn.ways import cpu_weights
 from fastenc.ops import int8_products
 from tests.helpers.checkpoints import packed, save
 from tests.helpers.families import model, padded_batch
 
 pytestmark = pytest.mark.skipif(
-    not cpu_inference.packed_is_faster(), reason="this processor has no vector kernels"
+    not cpu_weights.packed_is_faster(), reason="this processor has no vector kernels"
 )
 
 
@@ -30,7 +30,7 @@ def test_the_weights_of_a_frozen_model_share_a_block(tmp_path):
     assert len({w.untyped_storage().data_ptr() for w in packed_weights}) == 1
     assert all(w.data_ptr() % 64 == packed_weights[0].data_ptr() % 64 for w in packed_weights)
     for layer, (weights, _) in zip(encoder.frozen._layers, encoder.layer_weights(), strict=True):
-        for name, value in cpu_inference.pack(weights)._asdict().items():
+        for name, value in cpu_weights.pack(weights)._asdict().items():
             assert value is None or torch.equal(getattr(layer.packed, name), value)
 
 

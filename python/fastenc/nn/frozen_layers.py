@@ -27,7 +27,7 @@ from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights
-from fastenc.nn.ways import cpu_inference, int8_inference
+from fastenc.nn.ways import cpu_inference, cpu_weights, int8_inference
 from fastenc.ops import dispatch
 
 # The features of layers, and of inputs, that the same two ops compute in every call.
@@ -51,7 +51,7 @@ def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerS
     if prepared.int8 is not None:
         fixed = int8_inference.fixed_arguments(weights, prepared.int8, spec)
     elif prepared.packed is not None:
-        fixed = cpu_inference.fixed_arguments(weights, prepared.packed, spec)
+        fixed = cpu_weights.fixed_arguments(weights, prepared.packed, spec)
     else:
         return prepared
     return prepared._replace(fixed=FixedArguments(*(tuple(map(_widened, part)) for part in fixed)))

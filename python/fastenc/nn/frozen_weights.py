@@ -14,7 +14,7 @@ from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
 from fastenc.nn.layer_call import Prepared
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stacked
-from fastenc.nn.ways import cpu_inference, int8_inference
+from fastenc.nn.ways import cpu_weights, int8_inference
 from fastenc.nn.weight_block import in_one_block, join, split
 
 INT8 = "int8"
@@ -198,12 +198,12 @@ def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
 
 
 def _frozen(weights: LayerWeights, spec: LayerSpec, rows: Tensor | None) -> Prepared:
-    if cpu_inference.weights_reason(weights, spec) or cpu_inference.packing_reason(weights):
+    if cpu_weights.weights_reason(weights, spec) or cpu_weights.packing_reason(weights):
         return Prepared(weights, stacked=stacked(weights))
     return Prepared(
         weights,
-        packed=cpu_inference.pack(weights),
-        positions=cpu_inference.project(rows, weights, spec),
+        packed=cpu_weights.pack(weights),
+        positions=cpu_weights.project(rows, weights, spec),
     )
 
 
@@ -235,7 +235,7 @@ def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
             Prepared(
                 weights,
                 int8=int8_inference.pack(weights, spec),
-                positions=cpu_inference.project(rows, weights, spec),
+                positions=cpu_weights.project(rows, weights, spec),
             )
             for weights, spec in layers
         ]

@@ -92,7 +92,7 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
     )
     inputs = layer_call.inputs
     weights, state = (
-        layer_call.prepared.stacked or layer_call.weights,
+        layer_call.plain_weights(),
         in_autocast_dtype(layer_call.state),
     )
     if torch.compiler.is_compiling():

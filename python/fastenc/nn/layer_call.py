@@ -153,6 +153,10 @@ class LayerCall(NamedTuple):
     adaptation: LayerAdaptation | None = None
     prepared: Prepared = NOT_PREPARED
 
+    def plain_weights(self) -> LayerWeights:
+        """The weights for a way that reads them as they are: stacked, if that was prepared."""
+        return self.prepared.stacked or self.weights
+
     def features(self) -> frozenset[str]:
         """The names of everything in this call that a way must know in order to take it."""
         used = self.spec.features | given_fields(self.inputs, DERIVED_INPUTS)

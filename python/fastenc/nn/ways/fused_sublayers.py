@@ -95,7 +95,7 @@ def _shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
 def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops`, each sublayer as one autograd node, and with the same dropout masks."""
     state = in_autocast_dtype(layer_call.state)
-    weights = layer_call.prepared.stacked or layer_call.weights
+    weights = layer_call.plain_weights()
     h = _run_attention(state, weights, layer_call)
     if layer_call.spec.cross_norm is not None:
         h = _run_cross_attention(h, weights, layer_call)

@@ -13,7 +13,7 @@ from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
-from fastenc.nn.ways import cpu_inference
+from fastenc.nn.ways import cpu_attention, cpu_inference, cpu_weights
 from fastenc.ops import activation, dispatch, int8_products, library
 from fastenc.packing import check_cu_seqlens
 
@@ -75,7 +75,7 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     """Why the layer's weights cannot be packed in 8 bits, or its layer not run on them, or None."""
     if library.HAS_CPP and not int8_products.has_int8_products():
         return "int8 needs AVX2, and on a processor with AVX-512 also AVX512-VNNI, which this one lacks"
-    reason = cpu_inference.weights_reason(weights, spec)
+    reason = cpu_weights.weights_reason(weights, spec)
     if reason is not None:
         return reason
     if weights.cross is not None:
@@ -98,10 +98,10 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     if not torch.compiler.is_compiling():
         check_cu_seqlens(inputs.cu_seqlens, state.x.shape[0], inputs.max_seqlen)
     fixed = layer_call.prepared.fixed or fixed_arguments(w, packed, spec)
-    if cpu_inference.attends_separately(inputs, a, packed.bf16_attention):
+    if cpu_attention.attends_separately(inputs, a, packed.bf16_attention):
         weight, bias, *_ = fixed.attention
         columns = sum(a.heads) * a.head_dim
-        attended = cpu_inference.attend(
+        attended = cpu_attention.attend(
             int8_products.int8_linear(state.x, weight, bias, columns), layer_call
         )
     else:
@@ -115,7 +115,7 @@ def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> Fi
         (
             packed.qkv,
             stack_biases(w.qkv_biases, w.qkv_weights),
-            *cpu_inference.attention_numbers(w, spec.attention),
+            *cpu_weights.attention_numbers(w, spec.attention),
             packed.bf16_attention,
         ),
         (
