@@ -269,7 +269,7 @@ def test_the_command_of_neighbours(encoder, data, tmp_path, capsys):
 
 
 def test_too_little_memory_is_said_before_any_work(encoder, monkeypatch):
-    monkeypatch.setattr("fastenc.models.embedding.word_vectors._free_memory", lambda: 1000)
+    monkeypatch.setattr("fastenc.models.embedding.space._free_memory", lambda: 1000)
     monkeypatch.setattr(Encoder, "forward", None)  # a call of it fails
     sentences = [row[3].split() for row in SENSES]
     labels = LabelledWords(sentences, [[str(i % 2) for i in range(len(s))] for s in sentences])

@@ -6,7 +6,8 @@ import torch
 
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
-from fastenc.models.embedding.word_vectors import LAYERS, embed_words, resolve_layers, visit_states
+from fastenc.models.embedding.states import resolve_layers, visit_states
+from fastenc.models.embedding.word_vectors import LAYERS, embed_words
 from fastenc.nn import ScalarMix
 from fastenc.packing import pack_sequences
 from tests.helpers.commands import failure, run
@@ -158,7 +159,7 @@ def test_a_long_sentence_is_read_in_windows(tmp_path):
 
 
 def test_streams_to_a_file_what_it_returns(tmp_path, monkeypatch):
-    monkeypatch.setattr("fastenc.models.embedding.word_vectors.CHUNK", 2)
+    monkeypatch.setattr("fastenc.models.embedding.word_windows.CHUNK", 2)
     ours, _ = encoder_of("bert", tmp_path)
     whole = ours.embed_words(SENTENCES)
     word_vectors = ours.embed_words(iter(SENTENCES), out=tmp_path / "vectors.npy")
@@ -205,7 +206,7 @@ def test_bad_input_is_named_before_any_work(tmp_path, options, message):
 
 def test_too_little_memory_and_no_tokenizer(tmp_path, monkeypatch):
     ours, _ = encoder_of("bert", tmp_path)
-    monkeypatch.setattr("fastenc.models.embedding.word_vectors._free_memory", lambda: 1000)
+    monkeypatch.setattr("fastenc.models.embedding.space._free_memory", lambda: 1000)
     with pytest.raises(ValueError, match=r"17 vectors of 32 numbers need .* stream to a file"):
         ours.embed_words(SENTENCES)
     with pytest.raises(ValueError, match="got one str"):

@@ -20,7 +20,7 @@ from fastenc.analysis.figures import Figure, left_out
 from fastenc.analysis.relations import read_trees
 from fastenc.analysis.static_vectors import read_static_vectors
 from fastenc.data.senses import SenseData, Target, read_senses
-from fastenc.models.embedding.word_vectors import resolve_layers
+from fastenc.models.embedding.states import resolve_layers
 from fastenc.models.encoder import Encoder
 
 MAPS = ("pca", "umap")

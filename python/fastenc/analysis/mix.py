@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.analysis.probes import LabelledWords, chosen_words
-from fastenc.models.embedding.word_vectors import check_space
+from fastenc.models.embedding.space import check_space
 from fastenc.models.encoder import Encoder
 from fastenc.nn import ScalarMix
 

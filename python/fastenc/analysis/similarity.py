@@ -18,8 +18,8 @@ from fastenc.analysis.moments import Moments
 from fastenc.analysis.states import inner_tokens, visit_texts
 from fastenc.data.readers import number_of, text_of
 from fastenc.data.rows import numbered_rows
+from fastenc.models.embedding.space import check_space
 from fastenc.models.embedding.standardization import Standardization
-from fastenc.models.embedding.word_vectors import check_space
 from fastenc.models.encoder import Encoder
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch

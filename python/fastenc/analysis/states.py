@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.progress import progress_bar
-from fastenc.models.embedding.word_vectors import resolve_layers, visit_states
+from fastenc.models.embedding.states import resolve_layers, visit_states
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences

@@ -21,7 +21,8 @@ from fastenc.data.senses import (
     read_senses,
 )
 from fastenc.data.writers import json_lines, table_lines
-from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers
+from fastenc.models.embedding.states import resolve_layers
+from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import ModelArguments, length_sorted_batches

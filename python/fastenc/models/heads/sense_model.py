@@ -15,7 +15,8 @@ from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
-from fastenc.models.embedding.word_vectors import LAYERS, resolve_layers, visit_states
+from fastenc.models.embedding.states import resolve_layers, visit_states
+from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.models.encoder import Encoder
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
