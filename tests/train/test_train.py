@@ -12,6 +12,7 @@ import torch
 from fastenc.models import EncoderConfig, MaskedLM
 from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, run_report
 from fastenc.train import checkpoint as checkpoints
+from fastenc.train.evaluations import Evaluations
 from fastenc.train.log import read_log
 from fastenc.train.optimizer import lr_factor, parameter_groups
 from tests.helpers.curves import with_curves
@@ -48,8 +49,8 @@ def test_the_best_model_is_that_of_the_best_value(tmp_path, higher, step):
     """NaN, such as an undefined correlation, is worse than any number."""
     values = iter([math.nan, 0.9, 0.1, 0.5, math.nan])
     trainer = build(tmp_path, max_steps=5, eval_every=1)
-    trainer.evaluate, trainer.metric = lambda model: {"accuracy": next(values)}, "accuracy"
-    trainer.higher_is_better = higher
+    trainer.evaluate = lambda model: {"accuracy": next(values)}
+    trainer.evaluations = Evaluations("accuracy", higher)
     best = {"accuracy": 0.9 if higher else 0.1}
     assert trainer.train() == best
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"step": step, **best}

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from fastenc.nn.adamw import AdamW
 from fastenc.packing import ModelArguments
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
+from fastenc.train.evaluations import Best, Evaluations
 from fastenc.train.interruption import Interruption, TrainingInterrupted
 from fastenc.train.model_card import Origin, write_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
@@ -37,14 +38,6 @@ from fastenc.train.tracking import check_trackers
 Collate = Callable[[Sequence[Any], int], ModelArguments]
 Evaluate = Callable[[Any], dict[str, float]]
 STEPS_TO_ESTIMATE = 5  # after this many steps the remaining time is estimated and printed
-
-
-class Best(TypedDict):
-    """The best evaluation of a run: the value of the metric that chooses it, its step and all its metrics."""
-
-    value: float
-    step: int
-    metrics: dict[str, float]
 
 
 class Trainer:
@@ -121,25 +114,15 @@ class Trainer:
                 f"patience={config.patience} counts evaluations, got no data for them: give dev data, or leave out "
                 "patience"
             )
-        accelerate = require("accelerate", extra="train")
         check_trackers(config.track)
         process_state(config.device)
-        # Accelerate stores the first Trainer's precision for the whole process, but a later Trainer may have another.
-        accelerate.state.AcceleratorState._reset_state()
-        self.accelerator = accelerate.Accelerator(
-            mixed_precision="bf16" if config.precision == "bf16" else "no",
-            log_with=list(config.track) or None,
-            project_dir=config.output,
-            # Autocast's cache frees the casts of weights when its context ends, but a recorded graph would still read
-            # them.
-            kwargs_handlers=[accelerate.utils.AutocastKwargs(cache_enabled=not config.graph)],
-        )
+        self.accelerator = _accelerator(config)
         self.learning_rate = config.learning_rate or fine_tuning_lr(model.config.hidden_size)
         config = replace(config, learning_rate=self.learning_rate)
         self.config, self.output_dir = config, Path(config.output)
         self.examples, self.collate = examples, collate
-        self.evaluate, self.metric, self.higher_is_better = evaluate, metric, higher_is_better
-        self.calibrate = calibrate
+        self.evaluate, self.calibrate = evaluate, calibrate
+        self.evaluations = Evaluations(metric, higher_is_better)
         self.summary, self.titles = summary, titles
         self.report = RunReport(self.accelerator, self.output_dir, show_progress)
         self.origin, self.held_out = origin, held_out
@@ -168,8 +151,6 @@ class Trainer:
         # There is no device to wait for.
         self.reads_every_step = self.accelerator.device.type == "cpu"
         self.step = 0
-        self.best: Best | None = None
-        self.evaluations_since_best = 0
         self.interruption = Interruption()
 
     def _fingerprint(
@@ -193,6 +174,16 @@ class Trainer:
     def plain_model(self) -> PretrainedModel:
         """The model without accelerate's wrappers."""
         return self.parallel.plain_model
+
+    @property
+    def metric(self) -> str:
+        """The metric that chooses the best checkpoint."""
+        return self.evaluations.metric
+
+    @property
+    def best(self) -> Best | None:
+        """The best evaluation so far."""
+        return self.evaluations.best
 
     def train(self, resume: bool = False, overwrite: bool = False) -> dict[str, float]:
         """Train to the end, and write the result.
@@ -265,7 +256,7 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         """Whether to stop because the evaluations no longer improve."""
         patience = self.config.patience
-        if patience is None or self.evaluations_since_best < patience:
+        if patience is None or self.evaluations.since_best < patience:
             return False
         self.report.print(
             f"stopped at step {self.step:,}: {patience} evaluations without an improvement"
@@ -329,8 +320,8 @@ class Trainer:
             self.parallel.load(checkpoints.read_weights(folder, self.model_class))
             states = checkpoints.load_optimizer(folder, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
-            self.step, self.best = state["step"], state["best"]
-            self.evaluations_since_best = state.get("evaluations since best", 0)
+            self.step = state["step"]
+            self.evaluations.restore(state)
         if self.accelerator.is_main_process:
             self._remove_old()
         self.report.open(self.step, self.fingerprint)
@@ -396,20 +387,7 @@ class Trainer:
         checkpoints.restore_random_state(before)
         values = {f"eval_{name}": value for name, value in metrics.items()}
         self.report.write(self.step, "", **values)
-        if self.metric not in metrics:
-            raise ValueError(
-                f"metric must be one of the evaluation's {sorted(metrics)}, got {self.metric!r}: give one of them"
-            )
-        sign = 1 if self.higher_is_better else -1
-        self.evaluations_since_best += 1
-        value = metrics[self.metric]
-        if (
-            self.best is None
-            or math.isnan(self.best["value"])
-            or sign * value > sign * self.best["value"]
-        ):
-            self.best = {"value": metrics[self.metric], "step": self.step, "metrics": metrics}
-            self.evaluations_since_best = 0
+        self.evaluations.add(self.step, metrics)
 
     def _measure(self, function: Evaluate, model: PretrainedModel | None) -> dict[str, float]:
         """Call ``function`` with the whole model, which is on the training device during the call."""
@@ -435,11 +413,7 @@ class Trainer:
             self.parallel.whole_model(),
             checkpoints.flat_optimizer(self.plain_model, self.adamw),
             states,
-            {
-                "settings": self.fingerprint,
-                "best": self.best,
-                "evaluations since best": self.evaluations_since_best,
-            },
+            {"settings": self.fingerprint, **self.evaluations.state()},
         )
         if self.accelerator.is_main_process:
             self._remove_old()
@@ -455,7 +429,7 @@ class Trainer:
         model = self.parallel.whole_model()
         if self.calibrate is not None and self.best is not None:
             metrics = on_main_process(partial(self._measure, self.calibrate, model))
-            self.best = {**self.best, "metrics": {**self.best["metrics"], **metrics}}
+            self.best["metrics"] = {**self.best["metrics"], **metrics}
         if self.accelerator.is_main_process:
             assert model is not None
             model.save_pretrained(self.output_dir)
@@ -476,6 +450,19 @@ class Trainer:
 
     def _best_folder(self) -> Path | None:
         return checkpoints.folder_of(self.output_dir, self.best["step"]) if self.best else None
+
+
+def _accelerator(config: TrainConfig) -> Any:
+    accelerate = require("accelerate", extra="train")
+    # Accelerate stores the first Trainer's precision for the whole process, but a later Trainer may have another.
+    accelerate.state.AcceleratorState._reset_state()
+    return accelerate.Accelerator(
+        mixed_precision="bf16" if config.precision == "bf16" else "no",
+        log_with=list(config.track) or None,
+        project_dir=config.output,
+        # Autocast's cache frees the casts of weights when its context ends, but a recorded graph would still read them.
+        kwargs_handlers=[accelerate.utils.AutocastKwargs(cache_enabled=not config.graph)],
+    )
 
 
 def _checksum(lengths: torch.Tensor) -> int:
