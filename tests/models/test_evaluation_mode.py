@@ -7,7 +7,7 @@ from torch import nn
 
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.evaluation import evaluate_objective
-from fastenc.tasks.base import run
+from fastenc.tasks.inference import run_model
 
 
 def fails(*_):
@@ -37,7 +37,7 @@ def test_the_mode_of_each_module_comes_back(training):
 @pytest.mark.parametrize(
     "evaluate",
     [
-        lambda model, examples: run(model, examples, fails, fails, show_progress=False),
+        lambda model, examples: run_model(model, examples, fails, fails, show_progress=False),
         lambda model, examples: evaluate_objective(model, examples, fails),
     ],
 )

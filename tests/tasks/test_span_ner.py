@@ -13,7 +13,7 @@ from fastenc.data import EntityData, read_entities, sentence, train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, SpanClassifier, TokenClassifier
 from fastenc.models.heads.span_classifier import REPRESENTATIONS
 from fastenc.tasks import SpanNer
-from fastenc.tasks.base import run as run_model
+from fastenc.tasks.inference import run_model
 from fastenc.text.tags import Span
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.commands import failure, run

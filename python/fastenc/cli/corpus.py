@@ -24,7 +24,7 @@ from fastenc.data.readers import FileTexts
 from fastenc.data.rows import numbered_lines
 from fastenc.data.store_writer import SHARD_CHARACTERS
 from fastenc.models.checkpoint import CONFIG
-from fastenc.tasks.base import QUOTING
+from fastenc.tasks.shared_options import QUOTING
 from fastenc.text import load_tokenizer, save_tokenizer
 
 TEXTS = (

@@ -14,9 +14,9 @@ from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
 from fastenc.models import Encoder, SparseEncoder
-from fastenc.tasks.base import QUOTING
 from fastenc.tasks.embedding_file import embed_file
 from fastenc.tasks.embedding_format import OUTPUTS
+from fastenc.tasks.shared_options import QUOTING
 
 # Options that have no effect on the vectors of the other kind.
 OF_TEXTS = (

@@ -13,9 +13,9 @@ from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, devi
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
-from fastenc.tasks.base import QUOTING
 from fastenc.tasks.mining import Mined, Mining, mine_hard_negatives
 from fastenc.tasks.reranker import Reranker
+from fastenc.tasks.shared_options import QUOTING
 
 FORMATS = ("triplets", "lists")
 

@@ -10,7 +10,7 @@ from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
 from fastenc.data import TokenStore, is_store, read_texts
 from fastenc.models import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.tasks.base import QUOTING
+from fastenc.tasks.shared_options import QUOTING
 from fastenc.train import NewModel, ObjectiveOptions, PretrainConfig, objective_trainer
 from fastenc.train.checkpoint import open_output
 from fastenc.train.model_card import Origin

@@ -12,8 +12,8 @@ from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.readers import read_inputs
 from fastenc.data.writers import check_cells, json_lines, table_lines
-from fastenc.tasks.base import QUOTING
 from fastenc.tasks.reranker import Reranker
+from fastenc.tasks.shared_options import QUOTING
 
 LINES = {".tsv": table_lines, ".jsonl": json_lines}
 

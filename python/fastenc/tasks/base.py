@@ -1,43 +1,23 @@
 """The base class of tasks: what fine-tuning, evaluation and prediction need between files and a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from fastenc._base.json_values import JsonObject
 from fastenc._base.options import option
-from fastenc._base.progress import progress_bar
-from fastenc._base.transfer import send_arguments
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items
-from fastenc.packing import ModelArguments, PackedBatch, length_sorted_batches
+from fastenc.packing import ModelArguments
+from fastenc.tasks.inference import Fill, TokenSequence, run_model
 from fastenc.tasks.report import Report
 
-QUOTING = (
-    "What double quotes mean in a .tsv file. csv: values may be in quotes, as pandas writes them. none: they are "
-    "ordinary characters. Default: none, but a value that is clearly quoted is an error."
-)
-TOKENS_AT_ONCE = (
-    "Largest number of tokens whose activations are kept. A larger micro-batch is computed in groups, twice, with the "
-    "same gradient (gradient caching). Default: all at once."
-)
 MIX = "mix"
-# Adds what is cached for the examples with these indices to their batch (FeatureCache.fill).
-Fill = Callable[[PackedBatch, Sequence[int]], PackedBatch]
-
-
-class TokenSequence(Protocol):
-    """An example: a sequence of tokens with what the task needs beside them."""
-
-    @property
-    def input_ids(self) -> Sequence[int]: ...
-
 
 Model = TypeVar("Model", bound=PretrainedModel)
 Data = TypeVar("Data", bound=Sized)
@@ -252,7 +232,7 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
 
         Args:
             examples: those of :meth:`encode`.
-            fill: see :func:`run`.
+            fill: see :func:`fastenc.tasks.inference.run_model`.
         """
         metrics, _ = self.measure(model, data, examples, batch_size, fill, show_progress)
         return metrics
@@ -279,8 +259,11 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         show_progress: bool | None = False,
         fill: Fill | None = None,
     ) -> tuple[list[Tensor], float]:
-        """(what :meth:`decode` reads of each example, mean loss): by default the logits, see :func:`run`."""
-        return run(
+        """(what :meth:`decode` reads of each example, mean loss).
+
+        By default it reads the logits, see :func:`fastenc.tasks.inference.run_model`.
+        """
+        return run_model(
             model,
             examples,
             self.collate,
@@ -360,61 +343,3 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
     def batch_tokens(self) -> int | None:
         """Default limit of the tokens of a training batch; None: no limit."""
         return None
-
-
-def check_tokens_at_once(tokens_at_once: int | None) -> None:
-    """Raises: ValueError for a number of tokens below 1."""
-    if tokens_at_once is not None and tokens_at_once < 1:
-        raise ValueError(f"tokens_at_once must be at least 1, got {tokens_at_once}: give more")
-
-
-@torch.inference_mode()
-def run(
-    model: PretrainedModel,
-    examples: Sequence[Example],
-    collate: Callable[[Sequence[Example]], ModelArguments],
-    logits_of: Callable[[ModelArguments], list[int] | None],
-    batch_size: int = 32,
-    show_progress: bool | None = False,
-    fill: Fill | None = None,
-    loss_items: Callable[[ModelArguments], int] = lambda arguments: labelled_items(
-        arguments["labels"]
-    ),
-    keep: Callable[[Tensor], Tensor] = Tensor.float,
-) -> tuple[list[Tensor], float]:
-    """Compute a model's logits and mean loss on examples, in evaluation mode. Batches have similar lengths.
-
-    Args:
-        collate: as :meth:`Task.collate`.
-        logits_of: as :meth:`Task.logits_of`.
-        fill: function of a batch and the indices of its examples that adds cached outputs of the encoder to the batch
-            (:meth:`fastenc.adapt.FeatureCache.fill`).
-        loss_items: as :meth:`Task.loss_items`.
-        keep: as :meth:`Task.keep`.
-    Returns: (logits, loss). logits: float32 on the CPU for each example, in their order, of shape (num_labels,), or
-        (rows, num_labels) if ``logits_of`` returns numbers of rows. loss: the mean over all labelled items, 0 without
-        labels.
-    """
-    device = next(model.parameters()).device
-    results: list[Tensor | None] = [None] * len(examples)
-    total, items = torch.zeros((), dtype=torch.float64, device=device), 0
-    outputs = []
-    batches = length_sorted_batches([len(each.input_ids) for each in examples], batch_size)
-    with evaluation_mode(model):
-        for chosen in progress_bar(batches, "predicting", "batch", show_progress):
-            arguments = collate([examples[i] for i in chosen])
-            counts = logits_of(arguments)
-            if fill is not None:
-                arguments["batch"] = fill(arguments["batch"], chosen)
-            output = model(**send_arguments(arguments, device))
-            if output.loss is not None:
-                labelled = loss_items(arguments)
-                total, items = total + output.loss * labelled, items + labelled
-            outputs.append((chosen, counts, keep(output.logits)))
-    # Copied to the CPU at the end, so that the host does not wait for the device between batches.
-    for chosen, counts, logits in outputs:
-        logits = logits.cpu()
-        of_examples = logits if counts is None else logits.split(counts)
-        for index, values in zip(chosen, of_examples, strict=True):
-            results[index] = values
-    return cast(list[Tensor], results), total.item() / max(items, 1)

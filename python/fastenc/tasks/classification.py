@@ -22,7 +22,7 @@ from fastenc.data.readers import in_parts, iterate_inputs
 from fastenc.data.writers import json_lines, table_lines
 from fastenc.models import SequenceClassifier
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, Task
+from fastenc.tasks.base import Task
 from fastenc.tasks.metrics import (
     classification_metrics,
     multi_label_metrics,
@@ -37,6 +37,7 @@ from fastenc.tasks.report import (
     confusion_matrix,
     mistakes,
 )
+from fastenc.tasks.shared_options import QUOTING
 from fastenc.tasks.summary import count_labels, number_range
 from fastenc.text import LongTexts
 

@@ -16,7 +16,8 @@ from fastenc.data.writers import json_lines
 from fastenc.models import QuestionAnswerer
 from fastenc.packing import ModelArguments, pack_sequences
 from fastenc.tasks.answers import AnswerPrediction, extract_answers
-from fastenc.tasks.base import Fill, Task
+from fastenc.tasks.base import Task
+from fastenc.tasks.inference import Fill
 from fastenc.tasks.squad import best_threshold, squad_metrics
 
 

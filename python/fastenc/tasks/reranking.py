@@ -26,8 +26,9 @@ from fastenc.models import CrossEncoder
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, BINARY, LOSSES
 from fastenc.models.heads.relevance_losses import LIST_LOSSES, MARGIN
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, Task, check_tokens_at_once
+from fastenc.tasks.base import Task
 from fastenc.tasks.ranking_metrics import METRICS, check_relevance, ranking_metrics
+from fastenc.tasks.shared_options import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.summary import number_range
 
 

@@ -16,10 +16,10 @@ from fastenc.data.rows import numbered_rows
 from fastenc.models import SentenceEmbedder
 from fastenc.models.heads.embedding_loss import EmbeddingLoss
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.metrics import regression_metrics, retrieval_metrics
 from fastenc.tasks.other_models import guide_vectors, teacher_scores
 from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
+from fastenc.tasks.shared_options import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.summary import number_range
 from fastenc.tasks.text_pairs import TextPairTask
 

@@ -27,9 +27,11 @@ from fastenc.models import Seq2Seq
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.objectives.loss_terms import labelled_items
 from fastenc.packing import ModelArguments, length_sorted_batches
-from fastenc.tasks.base import MIX, QUOTING, Fill, Task
+from fastenc.tasks.base import MIX, Task
+from fastenc.tasks.inference import Fill
 from fastenc.tasks.metrics import generation_metrics, numbers_of, require_generation_metrics
 from fastenc.tasks.report import MISTAKES, Report, mistakes
+from fastenc.tasks.shared_options import QUOTING
 from fastenc.tasks.summary import SHOWN, count_labels
 
 TARGET_LENGTH = 128  # default of max_target_length

@@ -18,9 +18,9 @@ from fastenc.data.pairs import (
 )
 from fastenc.models import SparseEncoder
 from fastenc.packing import ModelArguments
-from fastenc.tasks.base import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.metrics import sparse_retrieval_metrics
 from fastenc.tasks.ranking_metrics import METRICS, require_trec_eval
+from fastenc.tasks.shared_options import QUOTING, TOKENS_AT_ONCE, check_tokens_at_once
 from fastenc.tasks.text_pairs import TextPairTask
 
 
