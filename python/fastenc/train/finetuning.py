@@ -1,7 +1,7 @@
 """The trainer of fine-tuning, for any task."""
 
 import json
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import ModelArguments
 from fastenc.tasks import Task
-from fastenc.tasks.base import Fill, TokenSequence
+from fastenc.tasks.inference import Fill, TokenSequence
 from fastenc.tasks.summary import describe_lengths
 from fastenc.train.config import TrainConfig, examples_checksum, fine_tuning_lr
 from fastenc.train.fitting import Fitting
-from fastenc.train.loop import Trainer
+from fastenc.train.loop import Evaluate, Trainer
 from fastenc.train.model_card import Origin
 from fastenc.train.processes import process_state
 
@@ -53,13 +53,7 @@ def task_trainer(
             "parallel=fsdp needs the same number of passes on every process, and tokens_at_once makes as many as its "
             "texts need, got both: leave it out, or give parallel=ddp"
         )
-    stored_task = task
-    if task.max_length != type(task).max_length:
-        task.check_max_length(model)
-    elif task.max_length is not None:
-        stored_task = replace(task, max_length=task.room(model))
-    # Set before the texts are encoded, because encoding uses them. They replace the options of an earlier training.
-    model.task_options = json.loads(json.dumps(stored_task.options_to_keep(train)))
+    _store_options(task, model, train)
     known = task.metrics(train if dev is None else dev)
     if metric is not None and (dev is None or metric not in known):
         raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {metric}")
@@ -81,24 +75,26 @@ def task_trainer(
     examples = task.encode(train, model)
     held_out = [] if dev is None else task.encode(dev, model)
     adaptation = encoder_of(model).adapted.in_use()
-    fills: dict[str, Fill | None] = {"train": None, "dev": None}
-    if features is not None:
-        for name, each in (("train", examples), ("dev", held_out)):
-            if each:
-                fills[name] = _cached(task, model, each, config, Path(features), features_dtype)
+    fill, held_out_fill = (
+        _cached(task, model, each, config, Path(features), features_dtype)
+        if features is not None and each
+        else None
+        for each in (examples, held_out)
+    )
+
+    def on_held_out(measure: Callable[..., dict[str, float]]) -> Evaluate | None:
+        if dev is None:
+            return None
+        return lambda model: measure(model, dev, held_out, batch_size, held_out_fill)
 
     return Trainer(
         model,
         config,
         range(len(examples)),
         [len(example.input_ids) for example in examples],
-        _Collate(task, examples, fills["train"]),
-        evaluate=None
-        if dev is None
-        else lambda m: task.evaluate(m, dev, held_out, batch_size, fills["dev"]),
-        calibrate=None
-        if dev is None
-        else lambda m: task.calibrate(m, dev, held_out, batch_size, fills["dev"]),
+        _Collate(task, examples, fill),
+        evaluate=on_held_out(task.evaluate),
+        calibrate=on_held_out(task.calibrate),
         summary=[
             _described(name, task, model, data, each)
             for name, data, each in (("train", train, examples), ("dev", dev, held_out))
@@ -120,6 +116,20 @@ def task_trainer(
             **({} if adaptation is None else {"adaptation": str(adaptation)}),
         },
     )
+
+
+def _store_options(task: Task, model: PretrainedModel, train: Sized) -> None:
+    """Store the task's options in the model, where they replace those of an earlier training.
+
+    This comes before the texts are encoded, because encoding uses them. A default length is stored as the length that
+    the model can take.
+    """
+    stored = task
+    if task.max_length != type(task).max_length:
+        task.check_max_length(model)
+    elif task.max_length is not None:
+        stored = replace(task, max_length=task.room(model))
+    model.task_options = json.loads(json.dumps(stored.options_to_keep(train)))
 
 
 class _Collate:

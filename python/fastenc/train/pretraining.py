@@ -69,31 +69,9 @@ def objective_trainer(
     Raises: ValueError if ``block_size`` is above the model's number of positions, if the model has no tokenizer, or if
         there are too few data to hold some out.
     """
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise ValueError("the model must have a tokenizer, got none: set model.tokenizer")
-    if not isinstance(model, options.definition.model):
-        raise ValueError(
-            f"{options.objective} trains a {options.definition.model.__name__}, got a {type(model).__name__}: load the "
-            f"checkpoint with {options.definition.model.__name__}, or choose another objective"
-        )
-    if options.block_size > model.config.max_positions:
-        raise ValueError(
-            f"block_size must be at most {model.config.max_positions}, the model's number of positions, got "
-            f"{options.block_size}: give less"
-        )
-    if model.first_weights:
-        first, *others = sorted(model.first_weights)
-        warnings.warn(
-            f"{model.base} lacks {first}{f' and {len(others)} more weights' if others else ''} of the objective "
-            f"{options.objective}: their training begins with random values",
-            stacklevel=2,
-        )
-    config = (
-        config
-        if config.learning_rate
-        else replace(config, learning_rate=PretrainConfig.learning_rate)
-    )
+    tokenizer = _check_model(options, model)
+    if not config.learning_rate:
+        config = replace(config, learning_rate=PretrainConfig.learning_rate)
     start_id = model.decoder_start_token_id if isinstance(model, Seq2Seq) else None
     if options.definition.has_decoder:
         # A tokenizer without the tokens that the objective needs is refused before the texts are packed.
@@ -132,6 +110,34 @@ def objective_trainer(
         held_out=len(held_out),
         show_progress=show_progress,
     )
+
+
+def _check_model(options: ObjectiveOptions, model: PretrainedModel) -> TokenizerLike:
+    """Refuse a model that the objective cannot train, and warn if it lacks weights of the objective's head.
+
+    Returns: the model's tokenizer.
+    """
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise ValueError("the model must have a tokenizer, got none: set model.tokenizer")
+    if not isinstance(model, options.definition.model):
+        raise ValueError(
+            f"{options.objective} trains a {options.definition.model.__name__}, got a {type(model).__name__}: load the "
+            f"checkpoint with {options.definition.model.__name__}, or choose another objective"
+        )
+    if options.block_size > model.config.max_positions:
+        raise ValueError(
+            f"block_size must be at most {model.config.max_positions}, the model's number of positions, got "
+            f"{options.block_size}: give less"
+        )
+    if model.first_weights:
+        first, *others = sorted(model.first_weights)
+        warnings.warn(
+            f"{model.base} lacks {first}{f' and {len(others)} more weights' if others else ''} of the objective "
+            f"{options.objective}: their training begins with random values",
+            stacklevel=3,
+        )
+    return tokenizer
 
 
 class _Data(NamedTuple):
