@@ -5,8 +5,10 @@ Every title names the data, every caption the number of items and where an inter
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc.analysis.analogies import read_analogies
@@ -77,21 +79,7 @@ def map_of_uses(
         raise TooFewData(
             f"a map needs uses with different vectors, got {len(targets)} equal ones: give different sentences"
         )
-    if method == "umap":
-        umap = require("umap", extra="umap")
-        # Fewer points than UMAP's 15 neighbours have no spectral layout to begin with.
-        small = {"n_neighbors": len(targets) - 1, "init": "random"} if len(targets) <= 16 else {}
-        projection = umap.UMAP(random_state=SEED, n_jobs=1, metric="cosine", **small)
-        plane = projection.fit_transform(vectors.numpy())
-        axes = ("UMAP 1 (no unit)", "UMAP 2 (no unit)")
-        how = f"a UMAP projection (cosine distances, seed {SEED}), whose distances between clouds mean nothing,"
-    else:
-        projection = require("sklearn.decomposition", extra="train").PCA(2, random_state=SEED)
-        plane = projection.fit_transform(vectors.numpy())
-        shares = projection.explained_variance_ratio_
-        one, other = (f"PC {i + 1} ({share:.0%} of variance)" for i, share in enumerate(shares))
-        axes = (one, other)
-        how = f"the two principal components with {shares.sum():.0%} of the variance"
+    plane, axes, how = _projected(vectors, method)
     points = [
         (float(x), float(y), target.senses[0], " ".join(sentences[target.sentence]))
         for (x, y), target in zip(plane, targets, strict=True)
@@ -103,6 +91,27 @@ def map_of_uses(
         "under the pointer shows its sentence."
     )
     return scatter("map", title, caption, points, axes)
+
+
+def _projected(vectors: Tensor, method: str) -> tuple[Any, tuple[str, str], str]:
+    """The vectors in a plane: an array (vectors, 2), the names of its axes, and what a caption says of it."""
+    if method == "umap":
+        umap = require("umap", extra="umap")
+        # Fewer points than UMAP's 15 neighbours have no spectral layout to begin with.
+        small = {"n_neighbors": len(vectors) - 1, "init": "random"} if len(vectors) <= 16 else {}
+        projection = umap.UMAP(random_state=SEED, n_jobs=1, metric="cosine", **small)
+        plane = projection.fit_transform(vectors.numpy())
+        how = f"a UMAP projection (cosine distances, seed {SEED}), whose distances between clouds mean nothing,"
+        return plane, ("UMAP 1 (no unit)", "UMAP 2 (no unit)"), how
+    projection = require("sklearn.decomposition", extra="train").PCA(2, random_state=SEED)
+    plane = projection.fit_transform(vectors.numpy())
+    shares = projection.explained_variance_ratio_
+    one, other = (f"PC {i + 1} ({share:.0%} of variance)" for i, share in enumerate(shares))
+    return (
+        plane,
+        (one, other),
+        f"the two principal components with {shares.sum():.0%} of the variance",
+    )
 
 
 def neighbours_figure(
