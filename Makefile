@@ -65,7 +65,7 @@ bench: setup
 
 # The steps of a release, which .github/workflows/release.yml runs on other machines too. PYTHONS: those with a wheel;
 # pyenv's command of a version runs only where the version is named.
-PYTHONS ?= $(foreach minor,10 11 12 13,$(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd: -) \
+PYTHONS ?= $(foreach minor,10 11 12 13 14,$(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd: -) \
 	python3.$(minor) -c 'import sys; print(sys.executable)' 2>/dev/null))
 wheel: setup
 	rm -rf dist

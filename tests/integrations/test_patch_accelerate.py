@@ -14,9 +14,16 @@ accelerate = pytest.importorskip("accelerate")
 pytestmark = needs_cpp
 
 
+@pytest.fixture
+def accelerator():
+    """One of mixed precision, which a process has only as long as it has no other."""
+    accelerate.state.AcceleratorState._reset_state()
+    yield accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    accelerate.state.AcceleratorState._reset_state()
+
+
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_unwrapping_without_the_wrapper_of_mixed_precision(task):
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+def test_unwrapping_without_the_wrapper_of_mixed_precision(accelerator, task):
     theirs, batch = model("bert", task), padded_batch("bert")
     ours = accelerator.prepare(fastenc.patch(copy.deepcopy(theirs)))
     with torch.no_grad():
@@ -33,8 +40,7 @@ def test_unwrapping_without_the_wrapper_of_mixed_precision(task):
     assert "forward" not in vars(fastenc.unpatch(unwrapped))
 
 
-def test_a_model_that_was_unwrapped_is_fused():
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+def test_a_model_that_was_unwrapped_is_fused(accelerator):
     theirs, batch = model("bert"), padded_batch("bert")
     prepared = accelerator.prepare(copy.deepcopy(theirs))
     ours = fastenc.patch(accelerator.unwrap_model(prepared, keep_fp32_wrapper=False))
