@@ -134,6 +134,17 @@ void gemm_block(const Gemm& m, int64_t first, int64_t last, int64_t left, int64_
 
 constexpr int kHalfLanes = kLanes / 2;
 typedef float HalfVec __attribute__((vector_size(FASTENC_VECTOR_BYTES / 2)));
+FASTENC_INLINE HalfVec multiply_add(HalfVec a, HalfVec b, HalfVec c) {
+#if FASTENC_VECTOR_BYTES == 64
+  return (HalfVec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif FASTENC_VECTOR_BYTES == 32
+  return (HalfVec)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif FASTENC_ARM
+  return (HalfVec)vfma_f32((float32x2_t)c, (float32x2_t)a, (float32x2_t)b);
+#else
+  return a * b + c;
+#endif
+}
 constexpr int kRowVectors = 3;                                       // the most vectors of rows of a tile
 constexpr int kRowOutputs = kTileVectors == 4 ? 8 : 4;              // times kRowVectors sums fill the registers
 constexpr int kNarrowOutputs = 8;                                   // of a tile that has only one vector, or less than two
@@ -183,7 +194,7 @@ struct HalfSums {
     return half;
   }
   __attribute__((always_inline)) void add_product(int output, HalfVec a, const float* const* weights, int64_t k) {
-    sums[output] += a * (weights[output][k] - HalfVec{});
+    sums[output] = multiply_add(a, weights[output][k] - HalfVec{}, sums[output]);
   }
   __attribute__((always_inline)) HalfVec of(int output) const { return sums[output]; }
 };
@@ -198,7 +209,7 @@ struct HalfSums<kOutputs, true> {
   __attribute__((always_inline)) void add_product(int output, Vec a, const float* const* weights, int64_t k) {
     if (output % 2 == 0) return;
     const __m256 first = (__m256)splat(weights[output - 1][k]), second = (__m256)splat(weights[output][k]);
-    sums[output / 2] += a * (Vec)_mm256_blend_ps(first, second, 0xf0);
+    sums[output / 2] = multiply_add(a, (Vec)_mm256_blend_ps(first, second, 0xf0), sums[output / 2]);
   }
   __attribute__((always_inline)) HalfVec of(int output) const {
     HalfVec halves[2];
@@ -278,7 +289,7 @@ static void row_tile(
 #pragma GCC unroll 8
       for (int o = 0; o < kOutputs; ++o) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[o][v] += x[v] * splat(weights[o][k]);
+        for (int v = 0; v < kVectors; ++v) sums[o][v] = multiply_add(x[v], splat(weights[o][k]), sums[o][v]);
         if constexpr (kHalf) halves.add_product(o, half, weights, k);
       }
       a_k += kWidth;

@@ -111,19 +111,10 @@ void int8_pack(const WeightRows& weight, int64_t panel, char* packed) {
   }
 }
 
-// a * b + c in one rounding, whatever the compiler would contract: every kernel's results are the same bits.
-FASTENC_INLINE Vec fused(Vec a, Vec b, Vec c) {
-#if FASTENC_VECTOR_BYTES == 64
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
-  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#endif
-}
-
 // What a group adds to a vector of C.
 FASTENC_INLINE Vec add_group(Vec base, VecI sums, const float* range, Vec scales, Vec of_low) {
   const Vec value = __builtin_convertvector(sums, Vec);
-  return fused(value, scales * range[0], fused(splat(range[1]), of_low, base));
+  return multiply_add(value, scales * range[0], multiply_add(splat(range[1]), of_low, base));
 }
 
 // A group of a panel's columns from some on, and what its product needs beside it.

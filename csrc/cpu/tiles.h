@@ -38,7 +38,7 @@ static void multiply_tiles(
       for (int r = 0; r < kRows; ++r) {
         const Vec a_k = splat(kTransposed ? a[k * lda + r] : a[r * lda + k]);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] += a_k * b_k[v];
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(a_k, b_k[v], sums[r][v]);
       }
     }
 #pragma GCC unroll 8
