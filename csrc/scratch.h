@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <new>
 
 namespace fastenc {
 
@@ -20,9 +21,10 @@ inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
   const int64_t bytes = floats * sizeof(float) + line;
   if (buffer.size < bytes) {
     buffer.data.reset();  // frees the old memory before the new is allocated
-    buffer.size = 0;      // there is none if the allocation fails
-    buffer.data.reset(new char[bytes]);
-    buffer.size = bytes;
+    buffer.data.reset(new (std::nothrow) char[bytes]);
+    buffer.size = buffer.data ? bytes : 0;
+    // Thrown by hand: g++ 16 leaves out the assignment of 0 to a size before a `new` that can throw.
+    if (!buffer.data) throw std::bad_alloc();
   }
   const auto start = reinterpret_cast<uintptr_t>(buffer.data.get());
   return reinterpret_cast<float*>((start + line - 1) / line * line);
