@@ -116,9 +116,11 @@ REASONS = {
     ),
     "… has hooks": ("A forward or backward hook on a module.", "`handle.remove()` after use."),
     "… of … was changed": (
-        "A constant or a buffer is not what the class makes of its configuration; in ModernBERT after "
-        "`model.to(torch.bfloat16)`, which rounds the rotary frequencies.",
-        "Load in the wanted dtype: `from_pretrained(name, dtype=torch.bfloat16)`.",
+        "A constant or a buffer is not what the class makes of its configuration: in ModernBERT after "
+        "`model.to(torch.bfloat16)`, which rounds the rotary frequencies; `out_features` of a masked LM's decoder "
+        "after `set_output_embeddings` with another vocabulary.",
+        "Load in the wanted dtype: `from_pretrained(name, dtype=torch.bfloat16)`. Change a vocabulary by "
+        "`model.resize_token_embeddings(size)`, which changes the configuration too.",
     ),
     "a table that follows from its configuration was changed": (
         "RoFormer's table of rotary angles is not the one that its class computes.",

@@ -212,6 +212,23 @@ def test_what_changes_nothing_stays_fused():
         assert not output.last_hidden_state[batch["attention_mask"] == 0].any()
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("size", [120, 90])
+def test_a_masked_lm_with_another_vocabulary_stays_fused(family, size):
+    theirs, batch = model(family, "ForMaskedLM"), padded_batch(family)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch["input_ids"] = batch["input_ids"].clamp(max=80)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        ours(**batch)
+        for m in (ours, theirs):
+            torch.manual_seed(0)
+            m.resize_token_embeddings(size)
+        output = ours(**batch)
+        assert output.logits.shape[-1] == size
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
+
+
 def test_windows_that_the_configuration_now_names():
     theirs = model("modernbert")
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("modernbert", (30,) * 3)

@@ -64,6 +64,9 @@ class LiveHead:
         return next((reason for reason in differences if reason is not None), None)
 
     def _difference(self, model: "PreTrainedModel") -> str | None:
+        if model.config.vocab_size != self._expected.config.vocab_size:
+            # The model's resize_token_embeddings gives the head a new decoder and changes the configuration.
+            self._expected, self._last = new_of_same_class(model), None
         last = self._last
         if last is not None and last[0].is_current():
             return last[1]
