@@ -1,6 +1,7 @@
 """Patched models that accelerate prepares and unwraps."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -38,6 +39,28 @@ def test_unwrapping_without_the_wrapper_of_mixed_precision(accelerator, task):
         assert not copied(**batch)[0].any()
         assert_same_outputs(unwrapped(**batch), theirs(**batch), batch["attention_mask"])
     assert "forward" not in vars(fastenc.unpatch(unwrapped))
+
+
+@pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_a_copy_of_a_prepared_model_has_weights_of_its_own(accelerator, task):
+    theirs, batch = model("bert", task), padded_batch("bert")
+    ours = accelerator.prepare(fastenc.patch(copy.deepcopy(theirs)))
+    copied = copy.deepcopy(ours)
+    with torch.no_grad():
+        before = ours(**batch)[0]
+        assert torch.equal(copied(**batch)[0], before)
+        for parameter in copied.parameters():
+            parameter.zero_()
+        assert not copied(**batch)[0].any()
+        assert torch.equal(ours(**batch)[0], before)
+
+
+def test_the_signature_after_unwrapping(accelerator):
+    """The Trainer drops the columns that the signature does not name."""
+    theirs = model("bert")
+    prepared = accelerator.prepare(fastenc.patch(copy.deepcopy(theirs)))
+    unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    assert inspect.signature(unwrapped.forward) == inspect.signature(theirs.forward)
 
 
 def test_a_model_that_was_unwrapped_is_fused(accelerator):

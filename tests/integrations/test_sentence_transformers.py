@@ -127,6 +127,25 @@ def test_a_saved_model_is_the_unpatched_one(which, request, tmp_path):
     numpy.testing.assert_allclose(call(fastenc.patch(loaded)), call(own), atol=1e-5)
 
 
+def test_a_sparse_encoder_in_mixed_precision(sparse_encoders):
+    """Its copy has weights of its own, and it can be unwrapped."""
+    from accelerate import Accelerator
+
+    own, patched = sparse_encoders
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = accelerator.prepare(patched)
+    weights = lambda model: model.encode(TEXTS).to_dense()
+    before = weights(prepared)
+    copied = copy.deepcopy(prepared)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert before.any() and not weights(copied).any()
+    unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    torch.testing.assert_close(weights(unwrapped), weights(own), rtol=0, atol=1e-5)
+    assert not any("forward" in vars(step) for step in fastenc.unpatch(unwrapped).modules())
+
+
 def losses_of(model, trainer_class, arguments_class, rows, loss, folder):
     from datasets import Dataset
 

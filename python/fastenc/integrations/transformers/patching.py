@@ -11,6 +11,7 @@ from torch import nn
 from fastenc._base.extras import require
 from fastenc.integrations.transformers import encoder_decoder, masked_lm, splade
 from fastenc.integrations.transformers.batch_metadata import KEY
+from fastenc.integrations.transformers.bound_forward import BoundForward, calls
 from fastenc.integrations.transformers.fused_forwards import (
     decoder_forward,
     encoder_decoder_forward,
@@ -137,7 +138,7 @@ def unpatch(model: Model) -> Model:
             continue
         module._modules.pop(FROZEN, None)
         module.__dict__.pop("_replicate_for_data_parallel", None)
-        if getattr(module.__dict__.get("forward"), "func", None) is _forward:
+        if calls(module.__dict__.get("forward"), _forward):
             del module.forward
             if state.previous is not None:
                 module.forward = state.previous
@@ -195,8 +196,7 @@ def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> PatchState
         return state
     signature = inspect.signature(module.forward)
     module.__dict__[STATE] = state = PatchState(fused, module.__dict__.get("forward"))
-    # A partial with the module as an argument: in a copied or unpickled model it refers to the copy.
-    forward = functools.partial(_forward, module)
+    forward = BoundForward(_forward, module)
     # The Trainer reads the signature to know the columns that the model takes.
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.forward = forward  # type: ignore[method-assign]
@@ -217,15 +217,12 @@ def _install_stack(
 def _replica(module: Any) -> Any:
     """What DataParallel calls on another device, instead of ``module``, whose attributes it copies."""
     replica = type(module)._replicate_for_data_parallel(module)
-    replica.forward = functools.partial(_forward, replica)
+    replica.forward = BoundForward(_forward, replica)
     return replica
 
 
 def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched module."""
-    if args and isinstance(args[0], nn.Module):
-        # accelerate's unwrap_model(..., keep_fp32_wrapper=False) binds this forward to the model once more.
-        module, *args = args  # type: ignore[assignment]
     state, class_forward = state_of(module), type(module).forward
     previous = None if state is None else state.previous
     # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.

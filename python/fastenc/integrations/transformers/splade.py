@@ -4,7 +4,6 @@ Where the logits go into a SpladePooling and nowhere else, the patched head retu
 place, (batch, 1, vocabulary). The logits of all tokens are never formed. The pooling passes the weights on.
 """
 
-import functools
 import sys
 from contextvars import ContextVar
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastenc.integrations.transformers.bound_forward import BoundForward, calls
 from fastenc.integrations.transformers.hooks import has_global_hooks, has_hooks
 from fastenc.ops import linear_segment_log_sum, linear_segment_max
 
@@ -42,10 +42,10 @@ def install(model: nn.Module) -> None:
         return
     if "forward" in model.__dict__ and not _has_forward_of_ours(model):
         return
-    model.forward = functools.partial(_forward, model)  # type: ignore[method-assign]
+    model.forward = BoundForward(_forward, model)  # type: ignore[method-assign]
     for step in model.children():
         if type(step).__name__ == "SpladePooling" and "forward" not in step.__dict__:
-            step.forward = functools.partial(_pool, step)  # type: ignore[method-assign]
+            step.forward = BoundForward(_pool, step)  # type: ignore[method-assign]
 
 
 def uninstall(model: nn.Module) -> None:
@@ -122,4 +122,5 @@ def _class_of_sparse_encoders() -> Any:
 
 
 def _has_forward_of_ours(module: nn.Module) -> bool:
-    return getattr(module.__dict__.get("forward"), "func", None) in (_forward, _pool)
+    forward = module.__dict__.get("forward")
+    return calls(forward, _forward) or calls(forward, _pool)
