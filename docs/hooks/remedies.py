@@ -206,6 +206,11 @@ REASONS = {
 }
 
 OTHERS = {
+    "fastenc: … in … is not patched: …": (
+        "A module with several models of transformers, such as a text encoder beside an image encoder. `patch` takes "
+        "those that it knows.",
+        "None is needed for the others. The end of the message says what `patch` knows.",
+    ),
     "the model has no tokenizer: … lacks the split into words by …. Make token ids with transformers' tokenizer": (
         "RoFormer, whose tokenizer splits words with a library that tokenizer.json cannot name.",
         "Give token ids, made by transformers' tokenizer.",

@@ -605,6 +605,27 @@ def test_unsupported_models_are_refused():
     assert config("bert").hidden_size == 32
 
 
+def test_every_model_inside_a_module_is_patched():
+    from transformers import GPT2Config, GPT2Model
+
+    unknown = GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=10))
+    several = torch.nn.ModuleList(
+        [unknown, model("bert"), model("t5"), model("roberta", "ForMaskedLM")]
+    )
+    with pytest.warns(UserWarning, match="GPT2Model in ModuleList is not patched: patch supports"):
+        fastenc.patch(several)
+    is_patched = lambda module: "forward" in vars(module)
+    assert [is_patched(each) for each in several] == [False, True, True, True]
+    assert is_patched(several[3].roberta)
+    fastenc.unpatch(several)
+    assert not any(map(is_patched, several.modules()))
+    # All are checked before any is patched.
+    several.append(model("bert", "LMHeadModel", is_decoder=True))
+    with pytest.raises(ValueError, match="is_decoder must be False, got True"):
+        fastenc.patch(several)
+    assert not any(map(is_patched, several.modules()))
+
+
 def test_gemma3s_window_is_the_models_whatever_the_configuration_writes(monkeypatch):
     """transformers 5.10 writes the number of tokens on one side, the token itself included."""
     theirs, batch = model("gemma3"), padded_batch("gemma3")

@@ -113,6 +113,35 @@ def test_a_pool_of_processes(embedders):
     numpy.testing.assert_allclose(vectors, own.encode(TEXTS), atol=1e-5)
 
 
+def test_both_models_of_a_router_are_patched(folders):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Router
+
+    steps = [SentenceTransformer(str(folders / "vectors"), device="cpu")[0] for _ in range(2)]
+    with torch.no_grad():
+        steps[1].auto_model.encoder.layer[0].output.dense.weight.mul_(2)
+    router = Router.for_query_document(*([step, Pooling(32)] for step in steps))
+    own, patched = both(lambda: SentenceTransformer(modules=[router], device="cpu"))
+
+    def compare():
+        vectors, expected = (
+            (m.encode_query(TEXTS), m.encode_document(TEXTS)) for m in (patched, own)
+        )
+        numpy.testing.assert_allclose(vectors, expected, atol=1e-5)
+        assert abs(vectors[0] - vectors[1]).max() > 1e-2
+
+    encoders = [m for m in patched.modules() if type(m).__name__ == "BertModel"]
+    assert len(encoders) == 2 and all("forward" in vars(m) for m in encoders)
+    compare()
+    fastenc.freeze(patched.eval())
+    compare()
+    with pytest.raises(ValueError, match="one model of transformers, got SentenceTransformer with"):
+        fastenc.encoder_of(patched)
+    fastenc.unpatch(patched)
+    assert not any("forward" in vars(m) for m in encoders)
+    compare()
+
+
 @pytest.mark.parametrize("which", ["embedders", "cross_encoders", "sparse_encoders"])
 def test_a_saved_model_is_the_unpatched_one(which, request, tmp_path):
     own, patched = request.getfixturevalue(which)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,24 +72,49 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     counted them (:class:`fastenc.DataCollatorWithSeqlens`).
 
     Args:
-        model: a ``transformers.PreTrainedModel``, or a module with one (``SentenceTransformer``, ``PeftModel``).
+        model: a ``transformers.PreTrainedModel``, or a module with some (``SentenceTransformer``, ``PeftModel``). Each
+            of several, as in a ``Router`` of sentence-transformers, is patched. A warning names one that is not.
         labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens
             only. The loss is the same, and ``logits`` is None. That saves most of a training step's memory and much of
             its time.
     Raises: ValueError for another architecture, or a configuration that the fused forward does not support.
     """
-    top = _pretrained(model, "patch")
+    models = _pretrained_models(model, "patch")
+    known = [each for each in models if _is_known(each)]
+    if not known:
+        raise _unknown(models[0])
+    for install in [_prepared(each, labelled_logits_only) for each in known]:
+        install()
+    for each in models:
+        if each not in known:
+            warnings.warn(
+                f"fastenc: {type(each).__name__} in {type(model).__name__} is not patched: {_unknown(each)}",
+                stacklevel=2,
+            )
+    splade.install(model)
+    return model
+
+
+def _is_known(model: "PreTrainedModel") -> bool:
+    is_whole = encoder_decoder.architecture_of(model) is not None
+    return is_whole or architecture_of(model.base_model) is not None
+
+
+def _unknown(model: "PreTrainedModel") -> ValueError:
+    classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
+    return ValueError(
+        f"patch supports {', '.join(classes)} and models over them, got {type(model).__name__} over "
+        f'{type(model.base_model).__name__}: fastenc.register_attention() and attn_implementation="fastenc" give any '
+        "model with attention back-ends the attention kernel"
+    )
+
+
+def _prepared(top: "PreTrainedModel", labelled_logits_only: bool) -> Callable[[], None]:
+    """Check one model of transformers, and return the function that installs its forwards."""
     if encoder_decoder.architecture_of(top) is not None:
-        _patch_encoder_decoder(top, labelled_logits_only)
-        return model
+        return _prepared_encoder_decoder(top, labelled_logits_only)
     architecture = architecture_of(top.base_model)
-    if architecture is None:
-        classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
-        raise ValueError(
-            f"patch supports {', '.join(classes)} and models over them, got {type(top).__name__} over "
-            f'{type(top.base_model).__name__}: fastenc.register_attention() and attn_implementation="fastenc" give any '
-            "model with attention back-ends the attention kernel"
-        )
+    assert architecture is not None  # _is_known() has seen it
     has_head = masked_lm.is_masked_lm(top, architecture)
     if labelled_logits_only and not has_head:
         raise ValueError(
@@ -96,18 +122,24 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
             f"got {type(top).__name__}: leave it out"
         )
     encoder = encoder_in(top)
-    of_encoder = state_of(encoder) or _install_stack(encoder, encoder_forward, LiveEncoder(encoder))
-    if has_head:
-        state = _install(top, masked_lm_forward)
-        state.labelled_logits_only = labelled_logits_only
-        state.head = state.head or masked_lm.LiveHead(top, of_encoder.encoder)
-        splade.install(model)
-    elif top is not encoder:
-        _install(top, task_forward)
-    return model
+    described = None if state_of(encoder) is not None else LiveEncoder(encoder)
+
+    def install() -> None:
+        if described is not None and state_of(encoder) is None:
+            _install_stack(encoder, encoder_forward, described)
+        if has_head:
+            state = _install(top, masked_lm_forward)
+            state.labelled_logits_only = labelled_logits_only
+            state.head = state.head or masked_lm.LiveHead(top, encoder.__dict__[STATE].encoder)
+        elif top is not encoder:
+            _install(top, task_forward)
+
+    return install
 
 
-def _patch_encoder_decoder(top: "PreTrainedModel", labelled_logits_only: bool) -> None:
+def _prepared_encoder_decoder(
+    top: "PreTrainedModel", labelled_logits_only: bool
+) -> Callable[[], None]:
     has_loss = type(top).__name__.endswith(encoder_decoder.HEAD)
     if labelled_logits_only and not has_loss:
         raise ValueError(
@@ -119,19 +151,24 @@ def _patch_encoder_decoder(top: "PreTrainedModel", labelled_logits_only: bool) -
         None if state_of(stack) is not None else LiveEncoder(stack, is_decoder=number == 1)
         for number, stack in enumerate(stacks)
     ]
-    for stack, forward, live in zip(stacks, forwards, described, strict=True):
-        if live is not None:
-            _install_stack(stack, forward, live)
-    if has_loss:
-        _install(top, encoder_decoder_forward).labelled_logits_only = labelled_logits_only
+
+    def install() -> None:
+        for stack, forward, live in zip(stacks, forwards, described, strict=True):
+            if live is not None:
+                _install_stack(stack, forward, live)
+        if has_loss:
+            _install(top, encoder_decoder_forward).labelled_logits_only = labelled_logits_only
+
+    return install
 
 
 def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
-    top = _pretrained(model, "unpatch")
     splade.uninstall(model)
-    is_whole = encoder_decoder.architecture_of(top) is not None
-    patched = (top, *(encoder_decoder.stacks_of(top) if is_whole else (encoder_in(top),)))
+    patched: list[PreTrainedModel] = []
+    for top in _pretrained_models(model, "unpatch"):
+        is_whole = encoder_decoder.architecture_of(top) is not None
+        patched += (top, *(encoder_decoder.stacks_of(top) if is_whole else (encoder_in(top),)))
     for module in {id(m): m for m in patched}.values():
         state = module.__dict__.pop(STATE, None)
         if state is None:
@@ -153,9 +190,15 @@ def encoder_of(model: nn.Module, tokenizer: TokenizerLike | None = None) -> Patc
     Args:
         model: a model that :func:`fastenc.patch` has patched.
         tokenizer: transformers' fast tokenizer or a ``tokenizers.Tokenizer``; needed for calls with texts.
-    Raises: ValueError for a model that is not patched.
+    Raises: ValueError for a model that is not patched, or that has several models of transformers inside.
     """
-    encoder = encoder_in(_pretrained(model, "encoder_of"))
+    models = _pretrained_models(model, "encoder_of")
+    if len(models) > 1:
+        names = ", ".join(type(each).__name__ for each in models)
+        raise ValueError(
+            f"encoder_of needs one model of transformers, got {type(model).__name__} with {names}: give one of them"
+        )
+    encoder = encoder_in(models[0])
     state = state_of(encoder)
     if state is None or state.encoder is None:
         raise ValueError(
@@ -175,19 +218,21 @@ def owner_of_weights(module: Any) -> Any:
     return FrozenOwner(module, state.encoder)
 
 
-def _pretrained(model: nn.Module, caller: str) -> "PreTrainedModel":
-    """The transformers model: ``model``, or the one inside it."""
+def _pretrained_models(model: nn.Module, caller: str) -> list["PreTrainedModel"]:
+    """The transformers models: ``model``, or those inside it, without those that are parts of others."""
     pretrained = require("transformers", extra="transformers").PreTrainedModel
-    if isinstance(model, pretrained):
-        return model
-    if isinstance(model, nn.Module):
-        for module in model.modules():
-            if isinstance(module, pretrained):
-                return module
-    raise ValueError(
-        f"{caller} needs a transformers model, or a sentence-transformers model over one, "
-        f"got {type(model).__name__}"
-    )
+    found: list[PreTrainedModel] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, pretrained) and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
+    if not found:
+        raise ValueError(
+            f"{caller} needs a transformers model, or a sentence-transformers model over one, "
+            f"got {type(model).__name__}"
+        )
+    return found
 
 
 def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> PatchState:
