@@ -11,16 +11,8 @@ from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 from tests.helpers.patching import assert_same_outputs
 
-accelerate = pytest.importorskip("accelerate")
+pytest.importorskip("accelerate")
 pytestmark = needs_cpp
-
-
-@pytest.fixture
-def accelerator():
-    """One of mixed precision, which a process has only as long as it has no other."""
-    accelerate.state.AcceleratorState._reset_state()
-    yield accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    accelerate.state.AcceleratorState._reset_state()
 
 
 @pytest.mark.parametrize("task", ["Model", "ForMaskedLM", "ForSequenceClassification"])

@@ -156,12 +156,9 @@ def test_a_saved_model_is_the_unpatched_one(which, request, tmp_path):
     numpy.testing.assert_allclose(call(fastenc.patch(loaded)), call(own), atol=1e-5)
 
 
-def test_a_sparse_encoder_in_mixed_precision(sparse_encoders):
+def test_a_sparse_encoder_in_mixed_precision(sparse_encoders, accelerator):
     """Its copy has weights of its own, and it can be unwrapped."""
-    from accelerate import Accelerator
-
     own, patched = sparse_encoders
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     prepared = accelerator.prepare(patched)
     weights = lambda model: model.encode(TEXTS).to_dense()
     before = weights(prepared)
