@@ -1,3 +1,6 @@
+import json
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -95,6 +98,37 @@ def test_layers_are_taken_from_the_teacher(tmp_path):
     assert all(torch.equal(rest[name], expected[name]) for name in expected)
     assert kept_layers(12, 6) == [0, 2, 4, 7, 9, 11], "DistilBERT's"
     assert kept_layers(12, 1) == [0] and kept_layers(3, 3) == [0, 1, 2]
+
+
+def check_student_is_teacher_without_a_layer(family, folder, *absent):
+    """``absent``: the keys that the teacher's config.json lacks."""
+    teacher = hf_model(family, "ForMaskedLM", num_hidden_layers=4)
+    teacher.save_pretrained(folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    types = values.get("layer_types")
+    path.write_text(json.dumps({key: each for key, each in values.items() if key not in absent}))
+    student = DistilledLM.from_teacher(MaskedLM.from_pretrained(folder), 3).eval()
+
+    kept = (0, 2, 3)
+    changes = {"layer_types": [types[number] for number in kept]} if types else {}
+    theirs = hf_model(family, "ForMaskedLM", num_hidden_layers=3, **changes)
+    weights = teacher.state_dict()
+    source = lambda match: f"{match[1]}.{kept[int(match[2])]}."
+    of_teacher = lambda name: weights[re.sub(r"(layers?)\.(\d)\.", source, name)]
+    theirs.load_state_dict({name: of_teacher(name) for name in theirs.state_dict()})
+    batch = padded_batch(family)
+    mask = batch["attention_mask"]
+    packed = pack(batch["input_ids"], mask, batch.get("token_type_ids"))
+    with torch.inference_mode():
+        close(student(packed).logits, theirs(**batch).logits[mask.bool()])
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "megatron-bert", "xlm-roberta-xl", "modernbert", "eurobert"]
+)
+def test_a_student_is_the_teacher_without_a_layer(family, tmp_path):
+    check_student_is_teacher_without_a_layer(family, tmp_path)
 
 
 def test_the_teacher_is_no_part_of_the_student(models, tmp_path):

@@ -89,6 +89,10 @@ class DistilledLM(MaskedLM):
         # Layers may share modules (ALBERT). Each of the student's modules is a copy of one of the teacher's.
         own, theirs = (each.encoder.stack.module_of_layer for each in (student, teacher))
         modules = {module: theirs[layer] for module, layer in zip(own, layers, strict=True)}
+        # In a pre-norm stack, a layer's last norm is the norm before the next layer, or after the stack.
+        is_pre_norm = student.encoder.stack.layers[0].pre_norm
+        ends = [layer - 1 for layer in (*layers[1:], total)] if is_pre_norm else layers
+        norms = {module: theirs[layer] for module, layer in zip(own, ends, strict=True)}
         state, teachers = student.state_dict(), teacher.state_dict()
         for name in state:
             # Weights that the encoder stores and does not use. Their shape may depend on the number of layers (ESM's
@@ -98,7 +102,8 @@ class DistilledLM(MaskedLM):
             source = name
             if name.startswith("encoder.layers."):
                 number, _, rest = name.removeprefix("encoder.layers.").partition(".")
-                source = f"encoder.layers.{modules.get(int(number), number)}.{rest}"
+                sources = norms if rest.startswith("out_norm.") else modules
+                source = f"encoder.layers.{sources.get(int(number), number)}.{rest}"
             state[name] = teachers[source]
         student.load_state_dict(state)
         student.tokenizer = teacher.tokenizer
