@@ -131,6 +131,11 @@ def test_a_student_is_the_teacher_without_a_layer(family, tmp_path):
     check_student_is_teacher_without_a_layer(family, tmp_path)
 
 
+@pytest.mark.parametrize("family", ["modernbert", "ultrabert"])
+def test_layers_keep_their_types_where_the_file_does_not_name_them(family, tmp_path):
+    check_student_is_teacher_without_a_layer(family, tmp_path, "layer_types")
+
+
 def test_the_teacher_is_no_part_of_the_student(models, tmp_path):
     from transformers import AutoModelForMaskedLM
 

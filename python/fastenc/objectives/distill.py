@@ -149,11 +149,8 @@ class DistilledLM(MaskedLM):
 
 def _with_layers(config: EncoderConfig, layers: Sequence[int]) -> EncoderConfig:
     """A copy of the configuration with some of the layers. Lists of one value for each layer are cut to these."""
-    listed = {
-        key: [values[number] for number in layers]
-        for key in config.architecture.layer_lists
-        if isinstance(values := config.extra.get(key), list)
-    }
+    lists = config.architecture.layer_lists(config)
+    listed = {key: [values[number] for number in layers] for key, values in lists.items()}
     return config.replace(num_layers=len(layers), extra={**config.extra, **listed})
 
 

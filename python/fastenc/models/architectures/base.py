@@ -59,7 +59,6 @@ class Architecture:
             its values.
         word_splitter: what splits texts into words in transformers' tokenizer of the family, where no tokenizer.json
             can hold it, or None.
-        layer_lists: keys of config.json that may hold a list of one value for each layer.
         task_keys: keys of config.json that describe adaptations for tasks (:meth:`tasks`), which only an encoder
             without a head keeps.
     """
@@ -99,7 +98,6 @@ class Architecture:
     eos_token_id: ClassVar[int | None] = None
     constants: ClassVar[dict[str, str]] = {}
     word_splitter: ClassVar[str | None] = None
-    layer_lists: ClassVar[tuple[str, ...]] = ()
     task_keys: ClassVar[tuple[str, ...]] = ()
 
     # Configuration
@@ -200,6 +198,11 @@ class Architecture:
             norm,
             norm,
         )
+
+    def layer_lists(self, config: EncoderConfig) -> dict[str, list[Any]]:
+        """The lists of one value for each layer that describe layers which differ: key in config.json → list. Values
+        that follow from the layer's number are in them, written or not."""
+        return {}
 
     def layer_dropout(self, config: EncoderConfig) -> LayerDropout:
         p = config.hidden_dropout_p

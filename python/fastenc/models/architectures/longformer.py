@@ -24,7 +24,6 @@ class Longformer(Roberta):
     name = "longformer"
     class_prefix = "Longformer"
     prefix = "longformer"
-    layer_lists = (WINDOW,)
     # Its heads take the dropout of the hidden states.
     config_names = {
         ours: key for ours, key in BERT_CONFIG.items() if ours != "classifier_dropout_p"
@@ -57,6 +56,10 @@ class Longformer(Roberta):
         side = (given[number] if isinstance(given, list) else given) // 2
         attention = replace(plain.attention, window=(side, side), global_attention=True)
         return replace(plain, attention=attention)
+
+    def layer_lists(self, config) -> dict[str, list[int]]:
+        given = config.extra.get(WINDOW)
+        return {WINDOW: given} if isinstance(given, list) else {}
 
     def separator(self, config) -> int:
         return int(config.extra.get("sep_token_id", 2))

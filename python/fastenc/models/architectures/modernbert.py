@@ -98,8 +98,6 @@ class ModernBert(Architecture):
         "local_rope_theta": POSITIVE,
     }
 
-    layer_lists = ("layer_types",)
-
     def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
         check_layer_types(values)
@@ -122,6 +120,10 @@ class ModernBert(Architecture):
             norm,
             pre_norm=True,
         )
+
+    def layer_lists(self, config) -> dict[str, list[str]]:
+        layers = range(config.num_layers)
+        return {"layer_types": [self._layer_type(config, number) for number in layers]}
 
     def layer_dropout(self, config) -> LayerDropout:
         p, inner = config.attention_dropout_p, float(config.extra.get("mlp_dropout", 0.0))

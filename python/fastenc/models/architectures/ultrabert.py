@@ -57,7 +57,6 @@ class UltraBert(EuroBert):
         "prediction_head_size": COUNT,
         "sliding_window": AT_LEAST_0,
     }
-    layer_lists = ("layer_types",)
 
     def check_values(self, values: ConfigValues) -> None:
         super().check_values(values)
@@ -91,6 +90,10 @@ class UltraBert(EuroBert):
             return spec
         side = min(config.extra.get("sliding_window", 128), WIDEST)
         return replace(spec, attention=replace(spec.attention, window=(side, side)))
+
+    def layer_lists(self, config) -> dict[str, list[str]]:
+        layers = range(config.num_layers)
+        return {"layer_types": [self._layer_type(config, number) for number in layers]}
 
     def rotary(self, config, number: int) -> RotarySpec:
         layer_type = self._layer_type(config, number)
