@@ -13,6 +13,7 @@ from fastenc.adapt import (
     freeze_encoder,
 )
 from fastenc.data import LabelledData
+from fastenc.models import MaskedLM
 from fastenc.objectives import OBJECTIVES, MlmCollator, evaluate_objective
 from fastenc.packing import pack_sequences, pack_targets
 from fastenc.tasks import SequenceClassification
@@ -168,6 +169,19 @@ def test_transformers_loads_a_new_model_of_every_family(family, tmp_path):
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor([ids])).logits[0]
         torch.testing.assert_close(model(pack_sequences([ids])).logits, expected)
+
+
+@pytest.mark.parametrize("family", families_of(OBJECTIVES["mlm"]))
+def test_a_new_model_drops_what_its_checkpoint_drops(family, tmp_path):
+    model = NewModel(layers=1, hidden=32, dropout=0.5, family=family).make(
+        OPTIONS, word_tokenizer()
+    )
+    model.save_pretrained(tmp_path)
+    batch, logits = pack_sequences([[5, 6, 7, 8]] * 4), []
+    for each in (model, MaskedLM.from_pretrained(tmp_path)):
+        torch.manual_seed(0)
+        logits.append(each.train()(batch).logits)
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("family", families_of(OBJECTIVES["denoise"]))

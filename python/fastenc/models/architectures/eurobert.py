@@ -113,6 +113,9 @@ class EuroBert(Architecture):
     def layer_dropout(self, config) -> LayerDropout:
         return LayerDropout(config.attention_dropout_p)
 
+    def embedding_dropout_p(self, config) -> float:
+        return 0.0
+
     def biases(self, config) -> Biases:
         attention, mlp = (
             bool(config.extra.get(key, False)) for key in ("attention_bias", "mlp_bias")
