@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastenc.models import Encoder
+from fastenc.models import Encoder, MaskedLM, SequenceClassifier
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.families import model, padded_batch
 
@@ -32,6 +32,27 @@ def test_an_older_file_gives_what_transformers_makes_of_it(values, tmp_path):
     batch = padded_batch("ultrabert")
     expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
     close(ours(packed(batch)).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    "task,ours", [("ForMaskedLM", MaskedLM), ("ForSequenceClassification", SequenceClassifier)]
+)
+def test_what_config_json_lacks_is_transformers_default(task, ours, tmp_path):
+    defaults = dict(num_key_value_heads=None, head_dim=None, sliding_window=128)
+    defaults |= dict(prediction_head_size=768, max_position_embeddings=32768)
+    theirs = model("ultrabert", task, **defaults)
+    path = save(theirs, tmp_path) / "config.json"
+    sizes = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size")
+    kept = (*sizes, "vocab_size", "model_type", "architectures")
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps({key: written[key] for key in kept}))
+    loaded = ours.from_pretrained(tmp_path)
+    batch = padded_batch("ultrabert", lengths=(5, 200))
+    expected = theirs(**batch).logits
+    if task == "ForMaskedLM":
+        expected = expected[batch["attention_mask"].bool()]
+    close(loaded(packed(batch)).logits, expected)
+    assert loaded.config.pad_token_id == theirs.config.pad_token_id
 
 
 @pytest.mark.parametrize(
