@@ -177,6 +177,15 @@ def test_no_gradient_goes_through_the_sampling(pair):
     assert own and all(parameter.grad is None for parameter in own)
 
 
+@pytest.mark.parametrize("width,heads,size", [(768, 12, 1 / 3), (1024, 16, 1 / 4)])
+def test_the_generators_sizes_are_those_of_the_published_ones(width, heads, size):
+    """google/electra-base-generator and google/electra-large-generator."""
+    config = EncoderConfig(30522, width, 2, heads, 4 * width, 512, family="electra")
+    small = small_config(config, size)
+    sizes = small.hidden_size, small.num_heads, small.intermediate_size, small.embedding_size
+    assert sizes == (256, 4, 1024, width)
+
+
 def test_every_selected_token_is_masked_and_draws_depend_on_seed_and_step():
     make = lambda seed: OBJECTIVES["electra"].collator(TOKENIZER, [], seed)
     data = [[SPECIAL.cls, *range(2000, 2100), SPECIAL.sep]] * 3
