@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import random
 import re
 
@@ -70,21 +71,24 @@ def test_an_answer_without_words_is_left_out_as_by_squads_script():
         assert metrics == {"exact": expected, "f1": expected}
 
 
-def test_best_threshold_is_the_best_of_all_thresholds():
-    draw = random.Random(0)
-    questions, predictions, scores = [], {}, {}
-    for i in range(60):
-        answerable = draw.random() < 0.5
-        questions.append(Question(str(i), "?", CONTEXT, [Answer(0, "Ada")] if answerable else []))
-        predictions[str(i)] = draw.choice(["Ada", "Bob"])
-        scores[str(i)] = round(draw.gauss(0 if answerable else 1, 1), 1)
+@pytest.mark.parametrize("count,seeds", [(1, 4), (2, 20), (4, 50), (60, 1)])
+def test_best_threshold_is_the_best_of_all_thresholds(count, seeds):
+    for seed in range(seeds):
+        draw = random.Random(seed)
+        questions, predictions, scores = [], {}, {}
+        for i in range(count):
+            answerable = draw.random() < 0.5
+            answers = [Answer(0, "Ada")] if answerable else []
+            questions.append(Question(str(i), "?", CONTEXT, answers))
+            predictions[str(i)] = draw.choice(["Ada", "Bob"])
+            scores[str(i)] = round(draw.gauss(0 if answerable else 1, 1), 1)
 
-    def score(threshold):
-        chosen = {i: "" if scores[i] > threshold else text for i, text in predictions.items()}
-        return squad_metrics(questions, chosen)["f1"]
+        def score(threshold, questions=questions, predictions=predictions, scores=scores):
+            chosen = {i: "" if scores[i] > threshold else text for i, text in predictions.items()}
+            return squad_metrics(questions, chosen)["f1"]
 
-    ours = score(best_threshold(questions, predictions, scores))
-    assert ours == pytest.approx(max(score(t / 20) for t in range(-100, 101)))
+        ours = score(best_threshold(questions, predictions, scores))
+        assert ours == pytest.approx(max(map(score, [-9.0, *scores.values()])))
 
 
 def test_best_threshold_counts_an_empty_prediction_as_no_answer():
@@ -231,6 +235,24 @@ def test_an_answer_is_whole_whatever_characters_the_tokenizer_drops():
         (prediction,) = extract_answers([question], [window], [logits])
         assert prediction.text == text.removesuffix("\u200d"), "the joiner belongs to no token"
         assert prediction.candidates[0].start == begin
+
+
+def test_a_character_of_several_tokens_has_the_best_of_their_scores():
+    context = "ab\U0001f600cd\U0001f600e"
+    byte_level = train_tokenizer(["abcde"] * 9, vocab_size=270, model_type="bpe")
+    question = Question("q", "abc", context, [])
+    (window,) = question_windows([question], byte_level, max_length=64, stride=4)
+    assert len({*window.offsets}) < len(window.offsets)
+    logits = torch.randn(len(window.input_ids), 2)
+    options = dict(n_best=1000, max_answer_tokens=50)
+    (prediction,) = extract_answers([question], [window], [logits], **options)
+    expected: dict = {}
+    for first, (begin, _) in enumerate(window.offsets):
+        for last, (_, end) in enumerate(window.offsets[first:], first):
+            score = float(logits[window.first + first, 0] + logits[window.first + last, 1])
+            expected[begin, end] = max(score, expected.get((begin, end), -math.inf))
+    found = {(each.start, each.end): each.score for each in prediction.candidates if each.text}
+    assert found == pytest.approx(expected)
 
 
 def test_white_space_is_no_answer():
