@@ -140,7 +140,7 @@ def test_each_dropout_is_transformers(family, tmp_path):
     [
         *(
             (family, "classifier_dropout")
-            for family in ("bert", "roberta", "electra", "modernbert")
+            for family in ("bert", "roberta", "electra", "modernbert", "ultrabert")
         ),
         ("distilbert", "seq_classif_dropout"),
         ("albert", "classifier_dropout_prob"),
