@@ -91,6 +91,14 @@ def test_best_threshold_is_the_best_of_all_thresholds(count, seeds):
         assert ours == pytest.approx(max(map(score, [-9.0, *scores.values()])))
 
 
+def test_best_threshold_answers_questions_of_equal_scores_together():
+    """Leaving all unanswered makes two of three right, answering all one."""
+    questions = [Question(id, "?", CONTEXT, []) for id in "bc"]
+    questions = [Question("a", "?", CONTEXT, [Answer(0, "Ada")]), *questions]
+    scores = dict.fromkeys("abc", 0.5)
+    assert best_threshold(questions, dict.fromkeys("abc", "Ada"), scores) < 0.5
+
+
 def test_best_threshold_counts_an_empty_prediction_as_no_answer():
     """evaluate-v2.0's find_best_thresh: without an answer, only ``if preds[qid]`` makes it wrong."""
     questions = [Question("a", "?", CONTEXT, []), Question("b", "?", CONTEXT, [Answer(0, "Ada")])]
