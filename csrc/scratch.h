@@ -23,7 +23,7 @@ inline float* thread_scratch(int64_t floats, Scratch purpose = Scratch::rows) {
     buffer.data.reset();  // frees the old memory before the new is allocated
     buffer.data.reset(new (std::nothrow) char[bytes]);
     buffer.size = buffer.data ? bytes : 0;
-    // Thrown by hand: g++ 16 leaves out the assignment of 0 to a size before a `new` that can throw.
+    // Thrown by hand: before a `new` that can throw, g++ 16 left out `buffer.size = 0`.
     if (!buffer.data) throw std::bad_alloc();
   }
   const auto start = reinterpret_cast<uintptr_t>(buffer.data.get());

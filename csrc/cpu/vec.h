@@ -20,8 +20,8 @@ FASTENC_INLINE Vec load(const float* p) {
 }
 FASTENC_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// a * b + c in one rounding, where the instruction set has that. By hand, because g++ since version 13 does not fuse a
-// loop's only sum: its bits would depend on the number of sums in a tile, and so on the batch.
+// a * b + c in one rounding, where the instruction set has that. By hand, because g++ 16 does not fuse the
+// multiply-adds of some loops with few sums. A sum's bits would then depend on its tile, and so on the batch.
 FASTENC_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
 #if FASTENC_VECTOR_BYTES == 64
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

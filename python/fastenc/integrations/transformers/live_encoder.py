@@ -48,10 +48,8 @@ if TYPE_CHECKING:
 
 
 POOLER = "pooler"
-_NOT_COPIED: dict[str, object] = {
-    "_last": None,
-    "_source": None,
-}  # what refers to the model's modules
+# Attributes that refer to the model's modules.
+_NOT_COPIED: dict[str, object] = {"_last": None, "_source": None}
 
 
 class LiveEncoder:

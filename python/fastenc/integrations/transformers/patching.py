@@ -72,8 +72,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     counted them (:class:`fastenc.DataCollatorWithSeqlens`).
 
     Args:
-        model: a ``transformers.PreTrainedModel``, or a module with some (``SentenceTransformer``, ``PeftModel``). Each
-            of several, as in a ``Router`` of sentence-transformers, is patched. A warning names one that is not.
+        model: a ``transformers.PreTrainedModel``, or a module that contains one or several (``SentenceTransformer``,
+            ``PeftModel``). All that ``patch`` knows are patched; a warning names each of the others.
         labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens
             only. The loss is the same, and ``logits`` is None. That saves most of a training step's memory and much of
             its time.

@@ -73,8 +73,8 @@ class UltraBert(EuroBert):
         windows, thetas = values.get("attention_windows"), values.get("rope_theta")
         if isinstance(windows, list):
             side = next(filter(None, windows), values.get("sliding_window", 128))
-            types = [SLIDING if window else FULL for window in windows]
-            types = values.get("layer_types") or types
+            from_windows = [SLIDING if window else FULL for window in windows]
+            types = values.get("layer_types") or from_windows
             values = {**values, "sliding_window": side, "layer_types": types}
             del values["attention_windows"]
         if isinstance(thetas, list):
