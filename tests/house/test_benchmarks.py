@@ -427,14 +427,8 @@ def test_the_headline_has_the_range_of_the_devices(tmp_path, monkeypatch):
             }
             content = {"machine": {"device": device, "threads": 2}, "cases": {case: rows}}
             (tmp_path / device / f"{name}.json").write_text(json.dumps(content))
-    assert (
-        readme.headline()
-        .split(" MiniLM in float32 encodes ")[1]
-        .startswith(
-            "sentences 4.0 to 6.0 times as fast as Hugging Face with sdpa on texts in the order given, 1.2 to 2.5 times as "
-            "fast as on texts sorted by length, and trains 3.2 to 5.4 times as fast."
-        )
-    )
+    ranges = re.findall(r"\d\.\d to \d\.\d", readme.headline())
+    assert ranges == ["4.0 to 6.0", "1.2 to 2.5", "3.2 to 5.4"]
     assert "on 2 processors" in readme.headline()
 
 
