@@ -1,3 +1,4 @@
+import gc
 import os
 from functools import wraps
 from pathlib import Path
@@ -19,6 +20,15 @@ from fastenc.ops import gemm  # noqa: E402
 from fastenc.testing.operators import triton_kernels_on_cpu  # noqa: E402
 from tests.helpers.curves import without_curves  # noqa: E402
 from tests.helpers.extension import _C  # noqa: E402
+
+
+def pytest_collection_finish():
+    """The imported modules stay: no collection of garbage needs to look at their objects."""
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item):

@@ -39,13 +39,33 @@ READ_LIVE = {
 PATCHED = {"forward", "_replicate_for_data_parallel"}
 
 
+# Methods of tensors, and functions of torch.nn.init, that set weights in place.
+_INITIALISERS = {
+    "fill_",
+    "kaiming_uniform_",
+    "normal_",
+    "ones_",
+    "trunc_normal_",
+    "uniform_",
+    "zero_",
+    "zeros_",
+}
+
+
 class _WithoutParameters(TorchFunctionMode):
-    """Inside, modules create parameters without memory; buffers, whose values are computed, have memory."""
+    """Inside, modules create parameters without memory; buffers, whose values are computed, have memory.
+
+    Initialising a tensor without memory is left out: on the meta device it takes longer than on a CPU.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is torch.empty:
             kwargs["device"] = "meta"
+        elif getattr(func, "__name__", None) in _INITIALISERS:
+            weight = args[0] if args else kwargs["tensor"]
+            if weight.is_meta:
+                return weight
         return func(*args, **kwargs)
 
 
@@ -62,8 +82,20 @@ def new_of_same_class(model: "PreTrainedModel", changes: Mapping[str, Any] | Non
         return _new(model, config)
 
 
+# {class of a model and its forward: the class of its outputs}
+_output_classes: dict[tuple[type, Callable[..., Any]], type] = {}
+
+
 def output_class(model: "PreTrainedModel") -> type:
-    """The class that the model's forward returns, found by calling a new model on the meta device.
+    """The class that the model's forward returns. It does not depend on the configuration."""
+    found = type(model), type(model).forward
+    if found not in _output_classes:
+        _output_classes[found] = _returned_class(model)
+    return _output_classes[found]
+
+
+def _returned_class(model: "PreTrainedModel") -> type:
+    """What a new model returns on the meta device: some annotations name another class.
 
     Longformer's forward cannot run there, because it reads values; its class is the one that its annotation names.
     """
@@ -84,7 +116,7 @@ def output_class(model: "PreTrainedModel") -> type:
         config.relative_attention = (
             False  # DeBERTa v1 would read a length that it puts on the device
         )
-    with torch.device("meta"), torch.no_grad():
+    with torch.device("meta"), _WithoutParameters(), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
