@@ -253,7 +253,7 @@ def test_vectors_that_cannot_be_stored_are_an_error(folder, tmp_path):
 def test_a_batch_of_features_has_no_other_states(folder):
     encoder = Encoder.from_pretrained(folder / "bert")
     batch = replace(pack_sequences([[5, 6]]), hidden=torch.zeros(2, 32))
-    with pytest.raises(ValueError, match="has no other states: leave out hidden"):
+    with pytest.raises(ValueError, match="got a batch with hidden: make it without hidden"):
         encoder(batch, output_hidden_states=True)
 
 

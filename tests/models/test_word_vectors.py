@@ -188,7 +188,7 @@ def test_only_the_wanted_states_are_visited(tmp_path):
     [
         ({"layers": (5,)}, "layers must be from 0 .* to the model's 4, .* got 5"),
         ({"layers": (-6,)}, "or -1 to -5 from the last, got -6"),
-        ({"layers": (-1, 4)}, "each layer only once"),
+        ({"layers": (-1, 4)}, "none of them twice"),
         ({"layers": ()}, "at least one"),
         ({"combine": "max"}, "combine must be one of mean, sum, concat, last or a ScalarMix"),
         ({"combine": ScalarMix(2)}, "weight for each of the 4 layers, got one with 2"),

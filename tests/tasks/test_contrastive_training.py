@@ -235,11 +235,18 @@ def test_options_that_make_no_sense_are_errors(options, message):
 def test_arguments_that_make_no_sense_are_errors(folders):
     for options, message in (
         ({"matryoshka": (8, 64)}, "numbers from 1 to the vectors' width 32, got 64"),
-        ({"matryoshka_layers": True, "gather": True}, "excludes gather"),
+        (
+            {"matryoshka_layers": True, "gather": True},
+            "exclude each other, .* got both: leave out one",
+        ),
         ({"teacher_loss": "mse"}, "teacher_loss must be one of .*got 'mse'"),
     ):
         with pytest.raises(ValueError, match=message):
             SentenceEmbedder.from_pretrained(folders / "base", **options)
+    with pytest.raises(
+        ValueError, match="needs a model of two layers or more, got 1: leave it out"
+    ):
+        SentenceEmbedder(EncoderConfig(97, 32, 1, 2, 64, 64), matryoshka_layers=True)
 
 
 def test_a_teacher_has_one_score_for_a_pair(folders, tmp_path):

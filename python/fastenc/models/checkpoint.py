@@ -122,7 +122,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     values = read_any_json(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+        raise ValueError(
+            f"{path} must hold a JSON object, got {type(values).__name__}: write it again"
+        )
     return values
 
 
@@ -134,7 +136,7 @@ def read_any_json(path: Path) -> Any:
         ValueError,
         RecursionError,
     ) as error:  # also a number of too many digits, too many brackets
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): write it again") from error
 
 
 def tokenizer_length(folder: Path) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
-from fastenc.models.adapters.adaptations import name_of_task
+from fastenc.models.adapters.adaptations import check_unmerged, name_of_task
 from fastenc.models.adapters.adapter_checkpoint import read_tasks, write_tasks
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.encode import encode as encode_texts
@@ -118,8 +118,8 @@ class Encoder(LayerStack, PretrainedModel):
         if batch.hidden is not None:
             if wanted or tied_weight or visit is not None or visit_input is not None:
                 raise ValueError(
-                    "a batch with hidden, the encoder's output, has no other states: leave out hidden, so that they "
-                    "are computed"
+                    "states of layers cannot be given for a batch that brings the encoder's stored output, got a "
+                    "batch with hidden: make it without hidden"
                 )
             return EncoderOutput(
                 batch.hidden, pooled=self._pooled(batch.hidden, batch) if pooled else None
@@ -221,8 +221,7 @@ class Encoder(LayerStack, PretrainedModel):
             raise ValueError(
                 "the LoRA of a task is not computed in int8, got a frozen model: call fastenc.unfreeze(model)"
             )
-        if self.adapted.unmerged_weights:
-            raise ValueError("an adaptation is merged into the weights: unmerge it first")
+        check_unmerged(self)
         return name_of_task(task), tasks[task]
 
     def read_beside(self, folder: Path) -> None:

@@ -68,7 +68,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     if not dispatch.is_batch_invariant(x.device.type):
         return None
     if others := layer_call.features() - BATCH_INVARIANT:
-        return f"with batch_invariant a GPU does not compute {', '.join(sorted(others))}"
+        names = ", ".join(sorted(others))
+        return f"with batch_invariant a GPU does not compute {names}: leave out batch_invariant"
     return triton_limit(layer_call.spec.attention.head_dim, x.dtype)
 
 

@@ -75,7 +75,7 @@ def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> No
             encoder_part(encoder, target)
     if isinstance(adaptation, PrefixTuning):
         _check_prefix(encoder)
-    _check_unmerged(encoder)
+    check_unmerged(encoder)
 
 
 def _check_prefix(encoder: "Encoder") -> None:
@@ -141,7 +141,7 @@ def use_adaptation(model: "PretrainedModel", name: str | None) -> None:
         raise ValueError(
             f"name must be one of {list(adapted.descriptions)}, got {name!r}: add it first"
         )
-    _check_unmerged(encoder)
+    check_unmerged(encoder)
     head = head_parameters(model)
     adapted.heads[adapted.current] = {key: p.detach().clone() for key, p in head.items()}
     if name in adapted.heads:
@@ -160,9 +160,13 @@ def use_adaptation(model: "PretrainedModel", name: str | None) -> None:
             added.requires_grad_(key == name)
 
 
-def _check_unmerged(encoder: "Encoder") -> None:
+def check_unmerged(encoder: "Encoder") -> None:
+    """Raise ValueError if a LoRA is merged into the weights."""
     if encoder.adapted.unmerged_weights:
-        raise ValueError("an adaptation is merged into the weights: unmerge it first")
+        raise ValueError(
+            "the encoder's weights must be without a LoRA, got one that is merged into them: call "
+            "fastenc.adapt.unmerge_adaptation first"
+        )
 
 
 @torch.no_grad()
@@ -178,7 +182,7 @@ def merge_adaptation(model: "PretrainedModel") -> None:
     adapted = encoder.adapted
     name, used, merged = adapted.current, adapted.in_use(), bool(adapted.unmerged_weights)
     if name is None or not isinstance(used, Lora) or merged:
-        remedy = "unmerge it first" if merged else "call use_adaptation first"
+        remedy = "call unmerge_adaptation first" if merged else "call use_adaptation first"
         given = "one that is merged already" if merged else used
         raise ValueError(
             f"only a LoRA in use can be merged into the weights, got {given}: {remedy}"
@@ -188,8 +192,8 @@ def merge_adaptation(model: "PretrainedModel") -> None:
     has_tied_decoder = getattr(getattr(model, "head", None), "decoder", model) is None
     if "word" in parts and has_tied_decoder:
         raise ValueError(
-            "a LoRA on 'word' cannot be merged under a decoder with tied weights, because its logits would change: use "
-            "it without merging it, or train it without 'word'"
+            "a LoRA of 'word' cannot be merged into a masked LM whose output layer has the word embeddings' weights, "
+            "because the logits would change, got one: use it unmerged, or train a LoRA without 'word'"
         )
     encoder.frozen.drop()
     of_weights: list[tuple[tuple[Tensor, ...], nn.Module]] = [

@@ -113,8 +113,8 @@ class SentenceSettings:
             prompt = self.prompts[name]
         if prompt and not self.include_prompt:
             raise ValueError(
-                "this checkpoint pools without the tokens of a prompt, which is not implemented: use "
-                "sentence-transformers"
+                "this checkpoint pools a text without the tokens of its prompt, which fastenc does not compute, got "
+                f"the prompt {prompt!r}: give prompt='', or use sentence-transformers"
             )
         return prompt or ""
 

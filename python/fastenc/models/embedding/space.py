@@ -18,8 +18,8 @@ def check_space(shape: tuple[int, int], dtype: torch.dtype, out: str | Path | No
         remedy = "free some, or take another disk"
     if free is not None and needed > free:
         raise ValueError(
-            f"{shape[0]:,} vectors of {shape[1]} numbers need {needed / 2**30:.1f} GB, "
-            f"{place} has {free / 2**30:.1f} GB free: {remedy}, or take fewer layers"
+            f"{shape[0]:,} vectors of {shape[1]} numbers need {needed / 2**30:.1f} GiB, "
+            f"{place} has {free / 2**30:.1f} GiB free: {remedy}, or take fewer layers"
         )
 
 

@@ -23,7 +23,7 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
     taken = [layer % (num_layers + 1) for layer in layers]
     if not taken or len(set(taken)) < len(taken):
         raise ValueError(
-            f"layers must be at least one number, and each layer only once, got {list(layers)}"
+            f"layers must name at least one layer, and none of them twice, got {list(layers)}: correct it"
         )
     return taken
 

@@ -124,8 +124,8 @@ def stored_activation(hf_config: JsonObject, where: str | Path) -> str | None:
     name = stored.rpartition(".")[2]
     if not stored.startswith("torch.nn.") or name not in ACTIVATIONS:
         raise ValueError(
-            f"{where} says that {stored} is applied to its logits, known are {[*ACTIVATIONS]} of torch.nn: give "
-            "activation"
+            f"{where}: the activation of the scores must be torch.nn's {', '.join(ACTIVATIONS)}, got {stored}: give "
+            "activation one of these"
         )
     return name
 

@@ -55,7 +55,7 @@ class MaskedLMHead(nn.Module):
         architecture, width = config.architecture, config.embedding_size
         if architecture.lm_head is None:
             raise ValueError(
-                f"{config.family} has no masked-LM head: take a model of another family"
+                f"the model's family must have a masked-LM head, got {config.family}: take a model of another family"
             )
         spec = architecture.head(config, architecture.lm_head)
         self.inner = self.dense = self.norm = None

@@ -27,7 +27,8 @@ class PredictionHead(nn.ModuleDict):
         super().__init__()
         if spec is None:
             raise ValueError(
-                f"{config.family} has no head of this kind: take a model of another family"
+                f"the model's family must have a head for this task, got {config.family}: take a model of another "
+                "family"
             )
         spec = config.architecture.head(config, spec)
         self.spec, self.dropout_p = spec, dropout_p

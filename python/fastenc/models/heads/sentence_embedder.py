@@ -69,10 +69,14 @@ class SentenceEmbedder(PretrainedModel):
         super().__init__(config)
         self.loss = EmbeddingLoss(**{**loss, "matryoshka": tuple(loss.get("matryoshka", ()))})
         self.loss.check_width(config.hidden_size)
-        if matryoshka_layers and (self.loss.gather or config.num_layers < 2):
+        if matryoshka_layers and config.num_layers < 2:
             raise ValueError(
-                "matryoshka_layers needs two layers or more, and excludes gather, because every process draws another "
-                f"layer, got {config.num_layers} layers and gather={self.loss.gather}: leave one out"
+                f"matryoshka_layers needs a model of two layers or more, got {config.num_layers}: leave it out"
+            )
+        if matryoshka_layers and self.loss.gather:
+            raise ValueError(
+                "matryoshka_layers and gather exclude each other, because every process draws another layer, got both: "
+                "leave out one of them"
             )
         self.matryoshka_layers = matryoshka_layers
         self.encoder = Encoder(config.replace(pooler=False))

@@ -68,7 +68,8 @@ class SequenceClassifier(PretrainedModel):
         spec = config.architecture.classifier
         if spec is None:
             raise ValueError(
-                f"{config.family} has no head for classes of sequences: take a model of another family"
+                f"the model's family must have a head that classifies sequences, got {config.family}: take a model of "
+                "another family"
             )
         self.encoder = encoder_under_head(config, spec.pooler)
         self.reads_pooler = spec.pooler

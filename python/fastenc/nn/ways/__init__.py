@@ -45,9 +45,7 @@ def run_layer(layer_call: LayerCall) -> LayerState:
     for way in WAYS:
         if way.unsupported_reason(layer_call) is None:
             return way.run(layer_call)
-    raise ValueError(
-        f"no way of running a layer takes this one: {way.name} would, but {way.unsupported_reason(layer_call)}"
-    )
+    raise ValueError(f"a layer of this model cannot run here: {way.unsupported_reason(layer_call)}")
 
 
 def unsupported_reasons(layer_call: LayerCall) -> Mapping[str, str | None]:

@@ -51,8 +51,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     reason = reason or unknown_features(layer_call.features(), TAKES)
     if reason is not None:
         raise ValueError(
-            f'a model that was loaded with dtype="int8" has no other weights, and in this call {reason}: avoid that, '
-            "or load it without dtype"
+            f'a model that was loaded with dtype="int8" cannot compute this call, because {reason}: call it on a CPU '
+            "under torch.inference_mode(), without autocast and adaptations, or load it without dtype"
         )
     return None
 
