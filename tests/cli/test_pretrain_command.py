@@ -132,7 +132,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ),
         (
             ("pretrain", text, "-o", tmp_path, "--objective", "distill"),
-            "--teacher is for --objective distill, which needs it, got None for distill",
+            "needs --teacher, and no other objective takes it, got None for distill: give --teacher",
         ),
         (
             ("pretrain", tmp_path / "empty.jsonl", "-o", tmp_path / "x"),

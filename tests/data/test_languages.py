@@ -138,5 +138,5 @@ def test_bad_input_is_named(tmp_path):
             language_files([argument])
     with pytest.raises(ValueError, match=r"must hold a file of the kinds \.txt"):
         language_files([f"en={tmp_path}"])
-    with pytest.raises(ValueError, match="got none that is not empty"):
+    with pytest.raises(ValueError, match="texts with words, got none: give other texts"):
         measure_fertility(load_tokenizer(minilm_folder()), [" "])

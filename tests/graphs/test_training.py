@@ -365,7 +365,7 @@ def test_bad_input_is_named():
     step = fastenc.compile_training(model.train(), optimizer)
     with pytest.raises(ValueError, match="at least one micro-batch"):
         step()
-    with pytest.raises(ValueError, match="one for each of the 1 micro-batches, got 2"):
+    with pytest.raises(ValueError, match="a number for each of the 1 micro-batches, got 2"):
         step(for_masked_lm(3), weights=[0.5, 0.5])
     with pytest.raises(ValueError, match="no loss"):
         step({"batch": a_batch(3)})

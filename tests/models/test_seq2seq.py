@@ -292,7 +292,7 @@ def test_buckets_that_a_decoder_cannot_have(tmp_path):
 def test_errors():
     with pytest.raises(ValueError, match="target 1 has none"):
         pack_targets([[1], []], 0)
-    with pytest.raises(ValueError, match="-100 may only be a target's last one"):
+    with pytest.raises(ValueError, match="got -100 at 0 of target 0: leave it out"):
         pack_targets([[-100, 1]], 0)
     ours = Seq2Seq(EncoderConfig.from_hf(whole("bart").config.to_dict()))
     source, (target, labels) = pack_sequences([[5, 6], [7]]), pack_targets([[5, 2]], 2)

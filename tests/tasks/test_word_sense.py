@@ -289,5 +289,5 @@ def test_bad_input_is_named(base, files):
         task.predict(ours, train)
     with pytest.raises(ValueError, match=r"layers must be from 0 .* got 7"):
         WordSense(word_layers="7").load(base, train)
-    with pytest.raises(ValueError, match="cannot train a head on cached features"):
+    with pytest.raises(ValueError, match="trains no head, so it reads no cached features, got"):
         task_trainer(task, ours, train, TrainConfig("x"), features="f")

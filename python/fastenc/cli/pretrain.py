@@ -92,8 +92,8 @@ class Pretrain(Command):
     def run(self) -> None:
         if (self.teacher is None) != (self.objective.definition.student is None):
             raise ValueError(
-                "--teacher is for --objective distill, which needs it, got "
-                f"{self.teacher} for {self.objective.objective}"
+                f"--objective distill needs --teacher, and no other objective takes it, got {self.teacher} for "
+                f"{self.objective.objective}: {'give' if self.teacher is None else 'leave out'} --teacher"
             )
         check_other_folder(self.training.output, self.from_)
         self.new.mask_decoder_option(self.objective.definition)  # its error comes before any work

@@ -65,7 +65,9 @@ class BatchSampler:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}: give more")
         if not len(lengths):
-            raise ValueError("there are no examples to batch, got no lengths: check the data")
+            raise ValueError(
+                "lengths must hold the length of at least one example, got none: give examples"
+            )
         self.lengths = torch.as_tensor(lengths)
         self.size = len(self.lengths)
         longest = int(self.lengths.max())

@@ -87,7 +87,9 @@ def measure_fertility(tokenizer: TokenizerLike, texts: Iterable[str]) -> Fertili
     """
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
     if not lines:
-        raise ValueError("fertility needs texts, got none that is not empty: give texts with words")
+        raise ValueError(
+            "tokens per word are counted in texts with words, got none: give other texts"
+        )
     encodings = without_limits(tokenizer).encode_batch_fast(lines, add_special_tokens=False)
     unk = special_tokens(tokenizer).unk
     return Fertility(

@@ -54,9 +54,7 @@ def train_tokenizer(
     if isinstance(texts, Iterator):
         texts = list(texts)
     if not any(text.strip() for text in texts):
-        raise ValueError(
-            "a tokenizer needs texts to learn from, got none that is not empty: give texts with words"
-        )
+        raise ValueError("a tokenizer learns from texts with words, got none: give other texts")
     library = require("tokenizers", extra="models")
     lowercase = model_type == "wordpiece" if lowercase is None else lowercase
     show = sys.stderr.isatty() if show_progress is None else show_progress

@@ -91,7 +91,9 @@ class RecordedSteps:
             RuntimeError if the step cannot be recorded.
         """
         if not self.model.training:
-            raise ValueError("a training step needs a model in training mode: call model.train()")
+            raise ValueError(
+                "a training step needs a model in training mode, got evaluation mode: call model.train()"
+            )
         if self._addresses.changed():
             self.reset()
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):

@@ -52,12 +52,15 @@ class TrainingRunner:
             RuntimeError if the step cannot be recorded.
         """
         if not micro_batches:
-            raise ValueError("a step needs at least one micro-batch, got none")
+            raise ValueError(
+                "a step needs at least one micro-batch, got none: call step(arguments)"
+            )
         if weights is None:
             weights = [1 / len(micro_batches)] * len(micro_batches)
         if len(weights) != len(micro_batches):
             raise ValueError(
-                f"weights must be one for each of the {len(micro_batches)} micro-batches, got {len(weights)}"
+                f"weights must have a number for each of the {len(micro_batches)} micro-batches, got {len(weights)}: "
+                "give as many"
             )
         self.steps.found_inf.zero_()
         factors = torch.tensor(weights, dtype=torch.float64).unsqueeze(1)

@@ -308,8 +308,8 @@ def pack_targets(
         shifted = [*labels[:-1]]
         if -100 in shifted:
             raise ValueError(
-                f"a label of -100 may only be a target's last one, target {number} has another: leave it out, because "
-                "the decoder's input would be -100 too"
+                f"only a target's last label may be -100, because the decoder reads the others as tokens, got -100 at "
+                f"{shifted.index(-100)} of target {number}: leave it out, or give the token's id"
             )
         inputs.append([labels[-1] if start_id is None else start_id, *shifted])
     flat = list(chain.from_iterable(label_sequences))

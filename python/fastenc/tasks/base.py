@@ -135,7 +135,9 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
 
         Raises: ValueError for inputs of a wrong type.
         """
-        raise ValueError(f"{self.name} can only predict for files: use fastenc predict")
+        raise ValueError(
+            f"{self.name} predicts for files only, got inputs from Python: write them to a file, for fastenc predict"
+        )
 
     def check_report(self) -> None:
         """Raises: ValueError if there are no classes to report on, before any work."""

@@ -50,8 +50,8 @@ def task_trainer(
     """
     if config.parallel == "fsdp" and getattr(task, "tokens_at_once", None) is not None:
         raise ValueError(
-            "parallel=fsdp needs the same number of passes on every process, and tokens_at_once makes as many as its "
-            "texts need, got both: leave it out, or give parallel=ddp"
+            "tokens_at_once excludes parallel=fsdp, because every process must then compute the same number of groups, "
+            "got both: leave out tokens_at_once, or give parallel=ddp"
         )
     _store_options(task, model, train)
     known = task.metrics(train if dev is None else dev)
@@ -61,7 +61,7 @@ def task_trainer(
     if not task.trains_by_steps:
         if features is not None:
             raise ValueError(
-                f"{task.name} cannot train a head on cached features: train it without them"
+                f"{task.name} trains no head, so it reads no cached features, got {features}: leave out features"
             )
         return Fitting(task, model, train, config, dev, metric, origin)
     config = replace(

@@ -84,7 +84,8 @@ def objective_trainer(
     except ValueError as error:
         # The collator has accepted the training texts.
         raise ValueError(
-            f"too few held-out texts: {error}. Without dev, a twentieth of the texts is held out"
+            f"too few held-out texts: {error}. Give more texts, or give dev= other texts to hold out; without them one "
+            "document in twenty is held out"
         ) from error
     check_held_out(held_out, held_out_collator)
     return Trainer(
@@ -196,7 +197,7 @@ def _read_store(
     )
     if not len(held_out):
         raise ValueError(
-            f"{store.folder} has too few examples to hold some out, {len(examples)}: give dev"
+            f"{store.folder} must have enough examples to hold some out, got {len(examples)}: give dev= other texts"
         )
     return _Data(
         examples,
@@ -216,7 +217,7 @@ def hold_out(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     kept = [d for index, d in enumerate(documents) if index % HELD_OUT_ONE_IN]
     if not kept:
         raise ValueError(
-            f"there must be at least two documents, one of them held out, got {len(documents)}: give dev, or more "
-            "documents"
+            "there must be at least two documents, because one in twenty is held out for the evaluation, got "
+            f"{len(documents)}: give more documents, or give dev= other texts"
         )
     return kept, list(documents[::HELD_OUT_ONE_IN])

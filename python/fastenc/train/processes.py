@@ -32,8 +32,8 @@ def process_state(device: str | None = None) -> Any:
     for plugin in ("FSDP", "DEEPSPEED"):
         if os.environ.get(f"ACCELERATE_USE_{plugin}", "").lower() in TRUE:
             raise ValueError(
-                f"fastenc shards the model itself, but accelerate was started with {plugin}: configure it for "
-                "plain multi-GPU, or use torchrun, and give parallel='fsdp'"
+                f"fastenc shards a model itself, got accelerate launch with {plugin}, which would shard it too: start "
+                "the processes with torchrun, and give parallel='fsdp'"
             )
     cpu_requested = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
     # Without an accelerator, accelerate has to be told that it runs on CPUs. Otherwise it would take the processes that
