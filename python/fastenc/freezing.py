@@ -69,7 +69,7 @@ def _frozen_weights(model: nn.Module, caller: str) -> list[tuple[WeightsOwner, F
     ]
     if not pairs:
         raise ValueError(
-            f"{caller} needs a fastenc model, or a Hugging Face model that fastenc.patch has patched, "
-            f"got {type(model).__name__}"
+            f"{caller} needs a fastenc model, or a patched Hugging Face model, got {type(model).__name__}: call "
+            "fastenc.patch(model) first"
         )
     return pairs

@@ -484,7 +484,10 @@ def test_sizes_of_another_batch_are_refused():
     metadata = fastenc.DataCollatorWithSeqlens(dict)(padded_batch("bert"))["batch_metadata"]
     batch = padded_batch("bert")
     batch["attention_mask"][:, 1] ^= 1
-    with pytest.raises(ValueError, match=r"batch_metadata must be of the call's attention_mask"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be those that DataCollatorWithSeqlens has counted, got a call with .*labelled",
+    ):
         ours(**batch, batch_metadata=metadata)
     part = {name: value[:2] for name, value in batch.items()}
     theirs = model("bert", "ForSequenceClassification")
@@ -598,7 +601,9 @@ def test_unsupported_models_are_refused():
         fastenc.patch(tiny)
     with pytest.raises(ValueError, match="is_decoder must be False, got True"):
         fastenc.patch(model("bert", "LMHeadModel", is_decoder=True))
-    with pytest.raises(ValueError, match=r"needs a transformers model.*got Linear"):
+    with pytest.raises(
+        ValueError, match=r"needs a model of transformers.*got Linear: give the loaded model"
+    ):
         fastenc.patch(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"labelled_logits_only is for .*got BertModel"):
         fastenc.patch(model("bert"), labelled_logits_only=True)

@@ -66,8 +66,8 @@ def padding_mask(
     """
     if use_vmap:
         raise ValueError(
-            'attn_implementation="fastenc" takes padding masks only, got one that the model combines with another: '
-            'take "sdpa"'
+            'attn_implementation="fastenc" takes a padding mask only, got a model that adds a mask of its own: load it '
+            'with attn_implementation="sdpa"'
         )
     return None if attention_mask is None else attention_mask.view_as(attention_mask)
 

@@ -110,8 +110,8 @@ def take_metadata(arguments: dict, reads_ids: bool = False) -> BatchMetadata | N
         read = read_metadata(mask, labels, ids)
         if read not in (None, collated):
             raise ValueError(
-                f"batch_metadata must be of the call's attention_mask, labels and padding, got {collated} for {read}: "
-                "change them inside the collator that DataCollatorWithSeqlens is given"
+                "attention_mask, labels and padding must be those that DataCollatorWithSeqlens has counted, got a call "
+                f"with {read} after a collator that counted {collated}: change them inside the wrapped collator"
             )
         return read
     counted = _count(mask, labels, ids)

@@ -229,8 +229,8 @@ def _pretrained_models(model: nn.Module, caller: str) -> list["PreTrainedModel"]
             inside.update(module.modules())
     if not found:
         raise ValueError(
-            f"{caller} needs a transformers model, or a sentence-transformers model over one, "
-            f"got {type(model).__name__}"
+            f"{caller} needs a model of transformers, or a module that contains one, got {type(model).__name__}: give "
+            "the loaded model, such as AutoModel.from_pretrained(name)"
         )
     return found
 
