@@ -134,8 +134,14 @@ REASONS = {
         "A module was added to the encoder.",
         "Put it beside the encoder.",
     ),
-    "the LoRA of … …": ("LoRA of a form that is not fused; the five below.", "See there."),
-    "… was …": ("A module was added or removed (set to None).", "Build the model without it."),
+    "the LoRA of … …": (
+        "LoRA of a form that is not fused. The message ends with one of the rows whose cause begins with LoRA.",
+        "See that row.",
+    ),
+    "… was …": (
+        "A module was added or removed (set to None).",
+        "Build the model without this change.",
+    ),
     "a weight is a …": (
         "A weight is a subclass of Tensor: DTensor of FSDP2, a quantised tensor.",
         "None; outside of FSDP2 and quantisation the forward is fused.",
@@ -209,7 +215,7 @@ OTHERS = {
     "fastenc: … in … is not patched: …": (
         "A module with several models of transformers, such as a text encoder beside an image encoder. `patch` takes "
         "those that it knows.",
-        "None is needed for the others. The end of the message says what `patch` knows.",
+        "None is needed: the models that `patch` knows are fused. The end of the message names what it knows.",
     ),
     "the model has no tokenizer: … lacks the split into words by …. Make token ids with transformers' tokenizer": (
         "RoFormer, whose tokenizer splits words with a library that tokenizer.json cannot name.",
@@ -239,13 +245,13 @@ OTHERS = {
         "None, if that is the checkpoint that you mean.",
     ),
     "…, … has no tokens…. It is read as the unknown token. Remove such words if they are a mistake": (
-        "A word of a labelled file that the tokenizer removes, such as a lone joiner.",
-        "Remove it, or leave it.",
+        "The tokenizer removes a word of a labelled file, such as a zero-width joiner that stands alone.",
+        "Remove the word, or leave it.",
     ),
     "… is neither an IOB2 nor a BIOES tag, but other tags are. No tag is read as an entity's. If the column holds "
     "entities, correct this tag; a word outside entities has the tag O": (
-        "A column of tags with one that is none.",
-        "Correct it, or choose another `--tag-column`.",
+        "A column of tags, one of which is no tag of the scheme.",
+        "Correct the tag, or choose another `--tag-column`.",
     ),
     "…: column … holds entities of the same types, which are not read: "
     "give tag_column=… and inner_tag_column=… to read every level": (
@@ -257,11 +263,11 @@ OTHERS = {
         "`span-ner`: entities beyond its limits.",
         "`--max-span-words`, or longer windows.",
     ),
-    "… leaves out the begin of longer texts, fastenc leaves out their end": (
+    "… cuts longer texts at their start, fastenc cuts them at their end": (
         "`truncation_side` in tokenizer_config.json is `left`.",
         "Give shorter texts; to fine-tune a classifier, `--truncation tail`.",
     ),
-    "the model has no tokenizer: transformers makes none from … (…). Token ids can be given": (
+    "the model has no tokenizer: transformers cannot make one from … (…). Give token ids instead of texts": (
         "A checkpoint without tokenizer.json, and transformers, or a library that it needs, cannot read the other "
         "file.",
         "`pip install 'fastenc[transformers]'`, which also brings what reads a SentencePiece model. Or give token ids.",

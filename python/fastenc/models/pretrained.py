@@ -222,7 +222,7 @@ class PretrainedModel(CheckpointNames):
         model.tokenizer_length = checkpoint.tokenizer_length(folder)
         if model.tokenizer is not None and checkpoint.cuts_on_the_left(folder):
             warnings.warn(
-                f"{folder / checkpoint.TOKENIZER_CONFIG} leaves out the begin of longer texts, fastenc leaves out "
+                f"{folder / checkpoint.TOKENIZER_CONFIG} cuts longer texts at their start, fastenc cuts them at "
                 "their end",
                 stacklevel=3,
             )

@@ -91,7 +91,8 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
         tokenizer = cast(TokenizerLike, made.backend_tokenizer)
     except Exception as error:  # of the libraries that read these files, too
         warnings.warn(
-            f"the model has no tokenizer: transformers makes none from {given[0]} ({error}). Token ids can be given",
+            f"the model has no tokenizer: transformers cannot make one from {given[0]} ({error}). Give token ids "
+            "instead of texts",
             stacklevel=6,
         )
         return None
