@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import MISSING, is_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, is_typeddict
+from typing import Any, cast, is_typeddict
 
 ROLE = re.compile(r":(?:func|class|meth|mod):`~?([^`]+)`")
 SECTION = re.compile(r"^([A-Z]\w+): *(.*)$")
@@ -58,7 +58,7 @@ def _class(name: str, value: type) -> list[str]:
             function := getattr(value, ast.unparse(each.targets[0]), None)
         ):
             functions[ast.unparse(each.targets[0])] = definition = _definition(function)
-            definition.args.args[0].arg = "self"
+            _bind(definition)
     arguments = _constructor(value)
     # The docstring of the value and not of the source: a dataclass of options gets its fields' help.
     text = value.__doc__ if ast.get_docstring(node) else None
@@ -85,6 +85,14 @@ def _function(name: str, node: ast.FunctionDef, text: str | None) -> list[str]:
     bound = bool(node.args.args) and node.args.args[0].arg in ("self", "cls")
     shown = name if _decorated(node, "property") else _call(name, _arguments(node, bound))
     return ["```python", shown + result, "```", "", markdown(text or "")]
+
+
+def _bind(function: ast.FunctionDef) -> None:
+    """Make a function a method: its first argument becomes self, and the docstring's entry for it is dropped."""
+    first = function.args.args[0]
+    text = cast(ast.Constant, cast(ast.Expr, function.body[0]).value)
+    text.value = re.sub(rf"\n( +){first.arg}: .*(\n\1 +.*)*", "", str(text.value), count=1)
+    first.arg = "self"
 
 
 def _decorated(node: ast.FunctionDef, end: str) -> bool:

@@ -1,5 +1,6 @@
 """The documents: their code and commands run, their tables match the committed results, files that they name exist."""
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -94,6 +95,15 @@ def test_code_runs(page, tmp_path):
     run_code(blocks(page, "python"), tmp_path, {})
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_code_imports_public_names(path):
+    for code in blocks(path, "python"):
+        for module, names in re.findall(
+            r"^from (fastenc[\w.]*) import ([\w, ]+)$", code, re.MULTILINE
+        ):
+            assert {*names.split(", ")} <= {*importlib.import_module(module).__all__}, module
+
+
 # Other libraries have warnings of their own; a warning of ours would say that something is not fused.
 OURS = [dict(message=start, category=UserWarning) for start in ("fastenc", "attention takes")]
 
@@ -186,6 +196,7 @@ def test_the_reference_can_be_read_as_files():
     assert not [name for name, text in pages.items() if markers.search(text)]
     for name in fastenc.__all__:
         assert name.startswith("_") or f"## {name}\n" in pages["fastenc"] or name in pages
+    assert "- `encoder`: a `fastenc" not in pages["fastenc"]  # encode's own, which is self
     for command in ("finetune", "pretrain", "embed"):
         assert f"## fastenc {command}\n" in pages["commands"]
     assert "| `--learning-rate`, `--lr` |" in pages["commands"]

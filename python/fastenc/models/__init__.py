@@ -3,6 +3,7 @@
 from fastenc.models.config import EncoderConfig
 from fastenc.models.embedding.max_sim import max_sim
 from fastenc.models.embedding.quantization import quantize_vectors
+from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.encoder import Encoder, EncoderOutput
 from fastenc.models.heads.cross_encoder import CrossEncoder
 from fastenc.models.heads.discriminator import Discriminator
@@ -35,6 +36,7 @@ __all__ = [
     "QuestionAnswerer",
     "SenseInventory",
     "SentenceEmbedder",
+    "SentenceSettings",
     "Seq2Seq",
     "SequenceClassifier",
     "SpanClassifier",

@@ -62,8 +62,8 @@ class Encoder(LayerStack, PretrainedModel):
     ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
 
     Attributes:
-        sentence: how a text's vector is computed, if the checkpoint has sentence-transformers' files; saved with the
-            model.
+        sentence: how a text's vector is computed (:class:`fastenc.models.SentenceSettings`), if the checkpoint has
+            sentence-transformers' files; saved with the model.
         sparse: whether the checkpoint is that of a sparse encoder, whose vectors :class:`fastenc.SparseEncoder`
             computes. :meth:`encode` then needs a pooling.
         gradient_checkpointing: set it to True to keep only the input of each layer in training; the backward computes
@@ -177,9 +177,15 @@ class Encoder(LayerStack, PretrainedModel):
         return torch.tanh(pooled + parts["pooler"](first) if "pooler" in parts else pooled)
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
-        """One vector per sequence, (batch, hidden_size), by :func:`fastenc.nn.pooling.pool_layers`.
+        """One vector for each sequence of a packed batch, not scaled to length 1.
 
-        Then they are standardized, or multiplied by the weights of linear layers, if the checkpoint says so.
+        After the pooling the vectors are standardised, or go through linear layers, if the checkpoint says so.
+
+        Args:
+            pooling: "cls" (the first token's state), "mean" or "max" over the tokens, or "last-four", the mean over
+                tokens and the last four layers.
+        Returns: (batch, hidden_size), the model's dtype.
+        Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
         last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
         output = self(batch, output_hidden_states=last_four, pooled=False)

@@ -8,7 +8,10 @@ from fastenc.ops import bias_glu
 class GEGLU(nn.Module):
     """gelu(a) * b, where a and b are the halves of x's last dimension; ``approximate`` as in torch.nn.GELU.
 
-    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer, (2 * width,).
+    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer. x: (..., 2 * width),
+    floating point; bias: (2 * width,). The result is (..., width), x's dtype.
+    Raises: ValueError for another ``approximate``, and in forward as :func:`fastenc.ops.bias_glu`.
+    Source: Shazeer 2020, arXiv:2002.05202.
     """
 
     def __init__(self, approximate: str = "none"):
@@ -27,7 +30,10 @@ class GEGLU(nn.Module):
 class SwiGLU(nn.Module):
     """silu(a) * b, where a and b are the halves of x's last dimension.
 
-    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer, (2 * width,).
+    ``forward(x, bias=None)`` first adds ``bias`` to x: the bias of the preceding linear layer. x: (..., 2 * width),
+    floating point; bias: (2 * width,). The result is (..., width), x's dtype.
+    Raises: in forward as :func:`fastenc.ops.bias_glu`.
+    Source: Shazeer 2020, arXiv:2002.05202.
     """
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from fastenc._base.options import option
 from fastenc._base.progress import progress_bar
 from fastenc.models import Encoder
 from fastenc.models.embedding.search import SEARCHES
-from fastenc.tasks.reranker import Reranker
+from fastenc.tasks.reranker import Reranker, require_one_label
 
 SAMPLINGS = ("top", "random")
 NONE = float("-inf")
@@ -122,7 +122,7 @@ def mine_hard_negatives(
     """
     options = options or Mining()
     if cross_encoder is not None:
-        cross_encoder.require_one_label("cross_encoder", "take a reranker")
+        require_one_label(cross_encoder, "cross_encoder", "take a reranker")
     positives_of: dict[str, dict[str, None]] = {}
     for query, positive in pairs:
         positives_of.setdefault(query, {})[positive] = None

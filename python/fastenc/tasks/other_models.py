@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastenc.models import Encoder
-from fastenc.tasks.reranker import Reranker
+from fastenc.tasks.reranker import Reranker, require_one_label
 
 
 def guide_vectors(name: str, texts: Sequence[Sequence[str]]) -> Tensor:
@@ -32,7 +32,7 @@ def teacher_scores(name: str, texts: Sequence[Sequence[str]]) -> list[list[float
     Raises: ValueError for a model with several labels.
     """
     reranker = Reranker.from_pretrained(name, activation="Identity")
-    reranker.require_one_label("teacher", "take a reranker")
+    require_one_label(reranker, "teacher", "take a reranker")
     reranker.model.to(_device())
     pairs = [(text, other) for text, *others in texts for other in others]
     return reranker.predict(pairs).view(len(texts), -1).tolist()

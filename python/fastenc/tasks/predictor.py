@@ -58,5 +58,15 @@ class Predictor:
 def predictor(
     model: str | Path, device: torch.device | str | None = None, **options: object
 ) -> Predictor:
-    """The :class:`Predictor` of a fine-tuned model, with the same arguments."""
+    """Load a fine-tuned model to predict in Python. The task is read from the model's config.json.
+
+        fastenc.predictor("runs/sst2").predict(["a fine film"])  # [{"sentence": ..., "label": "pos", "p(neg)": ...}]
+
+    Args:
+        model: folder of a fine-tuned model, or its name on the hub.
+        device: "cpu", "cuda" or a torch device; None: the CPU.
+        options: options of the task that differ from those of the training.
+    Returns: a :class:`Predictor`, whose ``predict`` takes a list of inputs.
+    Raises: ValueError for a model without a task's head, and for an option that the task does not have.
+    """
     return Predictor(model, device, **options)

@@ -105,14 +105,6 @@ class Reranker:
         model.tokenizer = lowercased(model.tokenizer, folder)
         return cls(model, max_length, activation, prompt)
 
-    def require_one_label(self, user: str, remedy: str) -> None:
-        """Raises: ValueError, naming who asks and the remedy, for a model with several labels."""
-        number = len(self.model.label_names)
-        if number != 1:
-            raise ValueError(
-                f"{user} needs a model with one label, got one with {number}: {remedy}"
-            )
-
     @torch.inference_mode()
     def predict(
         self,
@@ -169,7 +161,7 @@ class Reranker:
             of equal scores stay in their order.
         Raises: ValueError for a model with several labels, a top_k below 1, and as :meth:`predict`.
         """
-        self.require_one_label("rank", "use predict")
+        require_one_label(self, "rank", "use predict")
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
         if isinstance(documents, str):
@@ -184,6 +176,13 @@ class Reranker:
             text = {"text": documents[index]} if return_documents else {}
             results.append({"corpus_id": index, "score": scores[index], **text})
         return results
+
+
+def require_one_label(reranker: Reranker, user: str, remedy: str) -> None:
+    """Raises: ValueError, naming who asks and the remedy, for a model with several labels."""
+    number = len(reranker.model.label_names)
+    if number != 1:
+        raise ValueError(f"{user} needs a model with one label, got one with {number}: {remedy}")
 
 
 def _checked(index: int, pair: Any) -> tuple[str, str]:

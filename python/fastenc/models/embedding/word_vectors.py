@@ -81,8 +81,9 @@ def embed_words(
         out: a .npy file to which the vectors are written while they are computed, in float32. The result is a memory
             map of it.
         show_progress: show a progress bar on stderr; None: on a terminal.
-    Returns: vectors (total_words, hidden_size), or with "concat" (total_words, len(layers) * hidden_size), in the
-        encoder's dtype on the CPU.
+    Returns: ``vectors`` (total_words, hidden_size), or with "concat" (total_words, len(layers) * hidden_size), in the
+        encoder's dtype on the CPU; ``offsets`` int64 (sentences+1,): sentence i has rows offsets[i] to offsets[i+1].
+        ``result[i]`` is the vectors of sentence i.
     Raises: ValueError for layers that do not exist, an unknown combination or pooling, an encoder without tokenizer,
         and if the result does not fit into memory or on the disk.
     Source: Devlin et al. 2018, arXiv:1810.04805 (section 5.3).
