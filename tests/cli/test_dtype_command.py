@@ -127,12 +127,6 @@ def samples(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
     write_samples(folder)
     lines = (folder / "texts.txt").read_text().splitlines()
-    questions = [
-        {"id": str(number), "question": "Who?", "context": line}
-        | {"answers": {"text": [line.split()[0]], "answer_start": [0]}}
-        for number, line in enumerate(lines[:6])
-    ]
-    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     small_model("mlm", train_tokenizer(lines, vocab_size=200)).save_pretrained(folder / "base")
     return folder
 

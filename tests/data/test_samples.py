@@ -5,6 +5,7 @@ import re
 from fastenc.data import read_labelled, read_tagged, read_texts
 from fastenc.data.entities import read_entities
 from fastenc.data.pairs import read_pairs
+from fastenc.data.questions import read_questions
 from fastenc.data.samples import sample_files, write_samples
 from fastenc.data.senses import read_senses
 from tests.helpers import ROOT
@@ -23,6 +24,7 @@ def test_the_files_are_read_by_their_readers(tmp_path):
     assert read_labelled(tmp_path / "train.tsv").label_names == ["negative", "positive"]
     assert read_pairs(tmp_path / "stsb.tsv", similarity="score").highest == 5.0
     assert {target.lemma for target in read_senses(tmp_path / "senses.tsv").targets} == {"bank"}
+    assert {len(each.answers) for each in read_questions(tmp_path / "questions.jsonl")} == {1}
     assert read_tagged(tmp_path / "train.conll").label_names[0] == "O"
     assert len(read_entities(tmp_path / "german.conll", inner_tag_column=(3,)).entities[0]) == 3
 

@@ -160,7 +160,7 @@ class Finetune(Command):
     train: str = argument(
         "Labelled data: .tsv, .csv, .jsonl (also .gz) or a data set. For token-classification: CoNLL columns or "
         ".conllu. For span-ner: CoNLL columns, or .jsonl with tokens and entities. For question-answering: SQuAD's "
-        ".json."
+        ".json, or .jsonl with id, question, context and answers."
     )
     training: TrainConfig = group("Training")
     task: str = option("sequence-classification", f"Task to learn: {', '.join(TASKS)}.")

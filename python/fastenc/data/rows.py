@@ -206,7 +206,7 @@ def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
         raise ValueError(
             f"{path}: texts are read from {', '.join(TABLES)} and .txt files, got another format: give one of these, "
             "or a data set's folder. Words in columns (.conll, .conllu) are for the tasks token-classification and "
-            "span-ner. SQuAD's .json is for question-answering"
+            "span-ner, SQuAD's .json for question-answering"
         )
     if Path(path).is_absolute() and not Path(path).is_dir():
         raise ValueError(f"{path} is neither a file nor a folder: check the path")

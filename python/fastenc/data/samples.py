@@ -83,6 +83,7 @@ def sample_files() -> dict[str, bytes]:
     for name, number in (("train", 48), ("dev", 16), ("test", 16)):
         files[f"{name}.tsv"] = _table(("sentence", "label"), _reviews(rng, number))
     files["ranking.jsonl"] = "".join(json.dumps(_candidates(rng)) + "\n" for _ in range(24))
+    files["questions.jsonl"] = "".join(json.dumps(_question(rng, i)) + "\n" for i in range(16))
     return {
         name: content if isinstance(content, bytes) else content.encode()
         for name, content in files.items()
@@ -154,6 +155,17 @@ def _candidates(rng: Random) -> dict[str, object]:
         "query": f"what {subject} {verb}",
         "document": documents,
         "label": [1] + [0] * (len(documents) - 1),
+    }
+
+
+def _question(rng: Random, number: int) -> dict[str, object]:
+    """A sentence with a question for its object."""
+    subject, verb, answer, place = (rng.choice(part.split(",")) for part in ENGLISH)
+    return {
+        "id": str(number),
+        "question": f"what {subject} {verb}",
+        "context": f"{subject} {verb} {answer} {place}",
+        "answers": {"text": [answer], "answer_start": [len(f"{subject} {verb} ")]},
     }
 
 
