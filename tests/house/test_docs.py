@@ -216,6 +216,21 @@ def test_files_that_are_named_exist(path):
     assert not missing
 
 
+@pytest.mark.parametrize("name", ["README.md", "DESIGN.md", "CONTRIBUTING.md"])
+def test_links_of_pages_outside_the_site_lead_somewhere(name):
+    """The build of the site checks those of docs/."""
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+        file, _, anchor = link.partition("#")
+        if file.startswith("http"):
+            continue
+        page = ROOT / (file or name)
+        assert page.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+            assert anchor in slugs, link
+
+
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)]
