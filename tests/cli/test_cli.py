@@ -360,7 +360,10 @@ def test_values_may_begin_with_a_minus(task, option, text, value):
 
 def test_unknown_commands_and_options_are_one_line(capsys):
     assert "is it predict?" in failure(capsys, "predikt")
-    assert "unrecognized arguments: --epoch" in failure(capsys, "finetune", "a", "b", "--epoch", 3)
+    text = failure(capsys, "finetune", "a", "b", "--epoch", 3)
+    assert "unrecognized arguments: --epoch 3 (is it --epochs?); fastenc finetune --help" in text
+    text = failure(capsys, "finetune", "a", "b", "--xyzzy", 3)
+    assert "unrecognized arguments: --xyzzy 3; fastenc finetune --help" in text
     assert "needs TRAIN and --output" in failure(capsys, "finetune", "a")
     text = failure(capsys, "finetune", "a", "b", "-o", "c", "--epochs", "many")
     assert "--epochs: invalid int value: 'many'" in text

@@ -277,7 +277,10 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> Any:
-        raise ValueError(f"{message}; {self.prog} --help lists the options")
+        unknown = re.search(r"^unrecognized arguments: (--[\w-]+)", message)
+        near = unknown and get_close_matches(unknown[1], self._option_string_actions, 1)
+        hint = f" (is it {near[0]}?)" if near else ""
+        raise ValueError(f"{message}{hint}; {self.prog} --help lists the options")
 
 
 def make_parser(name: str, command_class: Any, options: list[Option]) -> argparse.ArgumentParser:

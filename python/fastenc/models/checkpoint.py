@@ -73,7 +73,8 @@ def resolve(path_or_hub_id: str | Path) -> Path:
         return Path(hub.snapshot_download(str(path_or_hub_id), allow_patterns=HUB_FILES))
     except Exception as error:  # the hub's errors have no common class
         raise ValueError(
-            f"{str(path_or_hub_id)!r} is not a folder here, and fetching it from the hub failed: {error}"
+            f"{str(path_or_hub_id)!r} is not a folder here, and fetching it from the hub failed ({error}): check the "
+            "path or name"
         ) from error
 
 
