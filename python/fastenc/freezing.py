@@ -40,9 +40,9 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
         For "int8" also on another processor or a GPU, for weights that are not float32 or not finite, widths that are
         no multiples of 16, and LoRA that is not merged.
     """
+    owners = _frozen_weights(model, "freeze")
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
-    owners = _frozen_weights(model, "freeze")
     copies = [copies_of(owner, dtype) for owner, _ in owners]  # all of them, before any is kept
     for (_, frozen), of_owner in zip(owners, copies, strict=True):
         frozen.keep(of_owner)

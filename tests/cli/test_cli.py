@@ -424,6 +424,7 @@ def test_errors_are_one_line(folder, pretrained, finetuned, capsys, monkeypatch)
             capsys, "finetune", pretrained, train, *option, "--metric", metric, "-o", folder / "x"
         )
         assert f"--metric needs --dev and one of accuracy, f1, mcc, loss, got {metric}" in text
+        assert ("without data to evaluate on" in text) == (not option)
     text = failure(capsys, "finetune", pretrained, train, "--lr", 1e30, "-o", folder / "diverged")
     assert "at step 3: lower learning_rate" in text
     text = failure(

@@ -351,7 +351,9 @@ def test_bad_input_is_named():
         (torch.optim.SGD(model.parameters(), fused=True), "SGD"),
         (torch.optim.AdamW(model.parameters()), "AdamW without it"),
     ):
-        with pytest.raises(ValueError, match=f"Adam or AdamW with fused=True, got {received}$"):
+        with pytest.raises(
+            ValueError, match=f"Adam or AdamW with fused=True, got {received}: make"
+        ):
             fastenc.compile_training(model, wrong)
     with pytest.raises(ValueError, match=r"make it from model.parameters\(\)"):
         fastenc.compile_training(model, an_optimizer(MaskedLM(CONFIG)))
@@ -360,7 +362,7 @@ def test_bad_input_is_named():
         SequenceClassifier(CONFIG, num_labels=1),
         TokenClassifier(CONFIG, label_names=["a", "b"], crf=True),
     ):
-        with pytest.raises(ValueError, match="whose loss is a mean over labelled items, got this"):
+        with pytest.raises(ValueError, match="loss must be a mean over labelled items, got this"):
             fastenc.compile_training(other, an_optimizer(other))
     step = fastenc.compile_training(model.train(), optimizer)
     with pytest.raises(ValueError, match="at least one micro-batch"):

@@ -121,3 +121,9 @@ def test_inference_by_the_own_forward_does_not_end_it():
         left_padded(ours, padded_batch("bert"))
         compiled(ours, padded_batch("bert"))
     assert ours.fastenc_frozen._layers is not None
+
+
+def test_what_is_not_patched_is_not_frozen():
+    """Whatever the mode: a new module is in training mode."""
+    with pytest.raises(ValueError, match=r"got Linear: call fastenc\.patch\(model\) first"):
+        fastenc.freeze(torch.nn.Linear(2, 2))

@@ -201,6 +201,13 @@ def test_what_cannot_be_computed_is_named(folder, options, message):
         Encoder.from_pretrained(folder).encode("a text", **options)
 
 
+def test_no_texts_are_named(folder):
+    with pytest.raises(
+        ValueError, match="encode takes a text or a list of texts, got NoneType: give"
+    ):
+        Encoder.from_pretrained(folder).encode(None)
+
+
 def test_batch_invariance_is_for_cpus_and_cuda(folder):
     encoder = Encoder.from_pretrained(folder).to("meta")
     with pytest.raises(ValueError, match="for a CPU and for CUDA, got a model on meta"):

@@ -87,7 +87,7 @@ def test_on_a_cpu_the_steps_run_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("objective", ["electra", "distill", "span"])
 def test_objectives_that_count_padding_are_refused_before_the_run(tmp_path, objective):
-    with pytest.raises(ValueError, match="whose loss is a mean over labelled items, got this"):
+    with pytest.raises(ValueError, match="loss must be a mean over labelled items, got this"):
         build_objective(tmp_path, objective, graph=True)
 
 

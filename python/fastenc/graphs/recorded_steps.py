@@ -240,8 +240,8 @@ class RecordedSteps:
 def _check_model(model: PretrainedModel) -> None:
     if not model.loss_ignores_padding:
         raise ValueError(
-            "a recorded step pads batches, so it needs a model whose loss is a mean over labelled items, got this "
-            f"{type(model).__name__}: train it without graphs"
+            "a step as a CUDA graph pads its batches, so the model's loss must be a mean over labelled items, got "
+            f"this {type(model).__name__}: train it without graphs"
         )
 
 
@@ -250,8 +250,8 @@ def _check_optimizer(model: PretrainedModel, optimizer: torch.optim.Optimizer) -
     fused = all(group.get("fused") for group in groups)
     if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or not fused:
         raise ValueError(
-            "a recorded step needs torch's Adam or AdamW with fused=True, got "
-            f"{type(optimizer).__name__}{'' if fused else ' without it'}"
+            "a step as a CUDA graph needs torch's Adam or AdamW with fused=True, got "
+            f"{type(optimizer).__name__}{'' if fused else ' without it'}: make such an optimiser"
         )
     known = set(map(id, model.parameters()))
     if any(id(parameter) not in known for group in groups for parameter in group["params"]):

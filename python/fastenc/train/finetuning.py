@@ -56,7 +56,8 @@ def task_trainer(
     _store_options(task, model, train)
     known = task.metrics(train if dev is None else dev)
     if metric is not None and (dev is None or metric not in known):
-        raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {metric}")
+        given = f"{metric} without data to evaluate on" if dev is None else metric
+        raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {given}")
     metric = metric or known[0]
     if not task.trains_by_steps:
         if features is not None:

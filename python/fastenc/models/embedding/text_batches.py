@@ -1,6 +1,6 @@
 """Texts as packed batches of similar lengths, tokenised beside the computation of the batches before."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -63,6 +63,10 @@ class TextBatches:
 
 def checked_texts(texts: str | Sequence[str]) -> list[str]:
     """The texts as a list. Raises: ValueError for what is not a text, or cannot be written as UTF-8."""
+    if not isinstance(texts, Iterable):
+        raise ValueError(
+            f"encode takes a text or a list of texts, got {type(texts).__name__}: give a list of texts"
+        )
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
