@@ -329,6 +329,34 @@ def test_a_new_model_has_buffers_and_no_other_memory_and_draws_nothing():
     assert torch.equal(new.embeddings.position_ids, theirs.embeddings.position_ids)
 
 
+def test_gemma3_is_fused_in_the_dtype_in_which_it_was_loaded(tmp_path):
+    """transformers then makes the buffer with the embeddings' scale in that dtype."""
+    model("gemma3").save_pretrained(tmp_path)
+    theirs = type(model("gemma3")).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("gemma3")
+    real = batch["attention_mask"].bool()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = ours(**batch)[0][real].double()
+        rounded = theirs(**batch)[0][real].double()
+        exact = copy.deepcopy(theirs).double()(**batch)[0][real]
+    assert (output - exact).norm() <= 1.1 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_does_not_matter_to_a_patch(dtype):
+    theirs, batch = model("gemma3"), padded_batch("gemma3")
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        ours = fastenc.patch(copy.deepcopy(theirs))
+    finally:
+        torch.set_default_dtype(default)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
 def test_the_device_on_which_the_caller_makes_tensors_does_not_matter():
     theirs, batch = model("bert"), padded_batch("bert")
     with torch.device("meta"):

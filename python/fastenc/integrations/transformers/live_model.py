@@ -56,7 +56,14 @@ class _WithoutParameters(TorchFunctionMode):
     """Inside, modules create parameters without memory; buffers, whose values are computed, have memory.
 
     Initialising a tensor without memory is left out: on the meta device it takes longer than on a CPU.
+
+    Args: dtype: that of a buffer made of one number, whatever the caller's default dtype is. transformers makes Gemma
+        3's scale of the embeddings in the dtype in which it loads the model.
     """
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self._dtype = dtype
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -66,6 +73,8 @@ class _WithoutParameters(TorchFunctionMode):
             weight = args[0] if args else kwargs["tensor"]
             if weight.is_meta:
                 return weight
+        elif func is torch.tensor and args and isinstance(args[0], float):
+            kwargs.setdefault("dtype", self._dtype)
         return func(*args, **kwargs)
 
 
@@ -78,7 +87,7 @@ def new_of_same_class(model: "PreTrainedModel", changes: Mapping[str, Any] | Non
     for name, value in (changes or {}).items():
         setattr(config, name, value)
     # On the CPU, even if the caller has set another default device.
-    with torch.device("cpu"), _WithoutParameters():
+    with torch.device("cpu"), _WithoutParameters(model.dtype):
         return _new(model, config)
 
 
@@ -116,7 +125,7 @@ def _returned_class(model: "PreTrainedModel") -> type:
         config.relative_attention = (
             False  # DeBERTa v1 would read a length that it puts on the device
         )
-    with torch.device("meta"), _WithoutParameters(), torch.no_grad():
+    with torch.device("meta"), _WithoutParameters(model.dtype), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()
         # It would read the ids' values, which do not exist on the meta device.
