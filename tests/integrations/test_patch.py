@@ -591,6 +591,19 @@ def test_dtypes_under_autocast_are_the_models(family):
         assert a.dtype == b.dtype
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_under_autocast_have_the_models_dtype(family):
+    """ESM's masked-LM head adds its bias after the product, in float32."""
+    skip_without_autocast(family)
+    theirs = model(family, "ForMaskedLM")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    real = batch["attention_mask"].bool()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits, expected = (m(**batch).logits[real] for m in (ours, theirs))
+    assert logits.dtype == expected.dtype
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0.1)
+
+
 def test_unsupported_models_are_refused():
     from transformers import GPT2Config, GPT2Model
 

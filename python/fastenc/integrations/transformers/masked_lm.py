@@ -141,7 +141,7 @@ def forward(
         if targets is None:
             logits = splade.pooled(model, *layer, packed.batch.cu_seqlens)
         if logits is None:
-            logits = linear(*layer)
+            logits = _logits(*layer, apart=decoder is not None and not in_decoder)
             if targets is not None:
                 loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
             logits = packed.padded(logits)
@@ -150,6 +150,13 @@ def forward(
     return_dict = arguments.get("return_dict")
     as_dict = model.config.return_dict if return_dict is None else return_dict
     return result if as_dict else result.to_tuple()
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, apart: bool) -> Tensor:
+    """``apart``: the model adds the bias after the product, so that under autocast the logits have the bias's dtype."""
+    if bias is None or not apart:
+        return linear(hidden, weight, bias)
+    return linear(hidden, weight) + bias
 
 
 def _transform(model: "PreTrainedModel", live: LiveEncoder, hidden: Tensor) -> Tensor:
