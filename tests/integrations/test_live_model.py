@@ -229,6 +229,19 @@ def test_a_masked_lm_with_another_vocabulary_stays_fused(family, size):
         assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
 
 
+@pytest.mark.parametrize("family", ["eurobert", "qwen3", "gemma3", "ultrabert"])
+def test_an_encoder_that_notes_its_vocabulary_stays_fused_with_another(family):
+    theirs = model(family)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    for m in (ours, theirs):
+        m.resize_token_embeddings(120)
+        m.get_input_embeddings().weight.data[97:] = 0.5
+    batch["input_ids"][0, 0] = 110
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
 def test_windows_that_the_configuration_now_names():
     theirs = model("modernbert")
     ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("modernbert", (30,) * 3)

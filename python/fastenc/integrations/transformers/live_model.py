@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Attributes that do not change what a module computes, or that the fused forward reads in every call. num_embeddings is
-# also the number of rows of an embedding's weight.
+# also the number of rows of an embedding's weight. vocab_size is the same number, which some encoders note and do not
+# read.
 READ_LIVE = {
     "training",
     "config",
     "generation_config",
     "gradient_checkpointing",
     "num_embeddings",
+    "vocab_size",
     "_is_hf_initialized",  # a module that the user has inserted does not have it
 }
 # Attributes that patch sets on the root.
