@@ -141,6 +141,43 @@ def test_searches_find_the_largest_products(monkeypatch):
         assert found > 0.9 if name == "usearch" else torch.equal(indices, expected), name
 
 
+def test_what_a_graph_does_not_reach_is_marked():
+    """usearch hardly ever reaches each of 2,000 random documents. It fills its arrays with keys of no meaning."""
+    queries, documents = (
+        torch.nn.functional.normalize(torch.randn(n, 64), dim=1) for n in (8, 2000)
+    )
+    products = queries @ documents.T
+    for count in (8, 1):
+        scores, indices = search.usearch_search(queries[:count], documents, 2000)
+        assert scores.shape == indices.shape == (count, 2000)
+        for row, found, places in zip(products, scores, indices, strict=False):
+            reached = places >= 0
+            assert reached.sum() > 1900 and (found[~reached] == float("-inf")).all()
+            assert len({*places[reached].tolist()}) == reached.sum()
+            torch.testing.assert_close(found[reached], row[places[reached]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["vectors", "cross-encoder"])
+def test_what_a_search_does_not_find_is_no_negative(cross, folder, monkeypatch):
+    found = []
+
+    def of_five(queries, documents, k, show_progress):
+        scores, indices = search.exact_search(queries, documents, k)
+        found.extend(indices[:, :5].tolist())
+        scores[:, 5:], indices[:, 5:] = float("-inf"), -1
+        return scores, indices
+
+    monkeypatch.setitem(search.SEARCHES, "usearch", of_five)
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    reranker = fastenc.Reranker.from_pretrained(folder / "scores") if cross else None
+    options = Mining(search="usearch", num_negatives=9)
+    mined = mine_hard_negatives(encoder, PAIRS, (), options, cross_encoder=reranker)
+    documents = [*dict.fromkeys(positive for each in mined for positive in each.positives)]
+    for each, row in zip(mined, found, strict=True):
+        near = [documents[index] for index in row]
+        assert sorted(each.negatives) == sorted({*near} - {*each.positives})
+
+
 def test_products_of_bfloat16_vectors_are_float32():
     documents = torch.nn.functional.normalize(torch.randn(200, 64), dim=1).bfloat16()
     exact = documents.float() @ documents.float().T

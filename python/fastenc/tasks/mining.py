@@ -161,6 +161,7 @@ def mine_hard_negatives(
         )
         bar = progress_bar(queries, "scoring", "query", show_progress)
         scores = torch.stack([predict(each) for each in map(near_pairs, bar, indices)])
+        scores[indices < 0] = NONE  # an approximate search may find fewer
     own = positive_scores.split(counts)
     for row, of_query in enumerate(columns.split(counts)):
         scores[row, torch.isin(indices[row], of_query)] = NONE

@@ -59,14 +59,22 @@ def faiss_search(
 def usearch_search(
     queries: Tensor, documents: Tensor, k: int, show_progress: bool | None = False
 ) -> tuple[Tensor, Tensor]:
-    """:func:`exact_search` by usearch's graph (HNSW), which is approximate: it may miss a document."""
+    """:func:`exact_search` by usearch's graph (HNSW), which is approximate: it may miss a document.
+
+    Where it reaches fewer than ``k`` documents, the last products of a row are -inf and their indices -1.
+    """
     index = require("usearch.index", extra="search").Index(
         ndim=documents.shape[1], metric="ip", dtype="f32"
     )
     index.add(torch.arange(len(documents)).numpy(), documents.float().cpu().numpy())
     matches = index.search(queries.float().cpu().numpy(), k)
-    keys, distances = (torch.from_numpy(each) for each in (matches.keys, matches.distances))
-    return 1 - distances.view(len(queries), -1), keys.long().view(len(queries), -1)
+    scores = torch.full((len(queries), k), float("-inf"))
+    indices = torch.full((len(queries), k), -1)
+    for row, found in enumerate([matches] if len(queries) == 1 else matches):
+        count = len(found)  # what usearch's arrays hold after these means nothing
+        scores[row, :count] = 1 - torch.from_numpy(found.distances)
+        indices[row, :count] = torch.from_numpy(found.keys).long()
+    return scores, indices
 
 
 SEARCHES: dict[str, Callable[..., Any]] = {
