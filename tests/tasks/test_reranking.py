@@ -10,6 +10,7 @@ from torch import nn
 import fastenc
 from fastenc.data import train_tokenizer
 from fastenc.models import CrossEncoder, EncoderConfig
+from fastenc.models.heads.relevance_losses import LIST_LOSSES
 from fastenc.tasks import Reranking, SparseEmbedding, task_of
 from fastenc.tasks.ranking_metrics import ranking_metrics
 from fastenc.train import TrainConfig, task_trainer
@@ -152,6 +153,21 @@ def test_the_loss_of_batches_is_that_of_all(base, tmp_path):
         examples = task.encode(data, model)
         means = [task.evaluate(model, data, examples, size)["loss"] for size in (1, 3)]
         assert means[0] == pytest.approx(means[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", LIST_LOSSES)
+def test_a_score_that_is_no_number_shows_in_the_loss(loss):
+    """A training that diverged must not look like one that is done. Where there is no candidate, nothing is read."""
+    labels = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, float("-inf")]])
+    teacher = [torch.randn(2, 3)] if loss == "margin-mse" else []
+    for place, shown in (((0, 1), True), ((1, 0), True), ((1, 2), False)):
+        scores = torch.randn(2, 3)
+        scores[place] = float("nan")
+        scores.requires_grad_()
+        value = LIST_LOSSES[loss][0](scores, labels, *teacher)
+        assert bool(value.isnan()) is shown
+        value.backward()
+        assert shown or scores.grad.isfinite().all()
 
 
 def test_metrics_are_their_definitions():

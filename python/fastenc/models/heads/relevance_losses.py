@@ -42,7 +42,7 @@ def margin_mse(scores: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
     Source: Hofstätter et al. 2020, arXiv:2010.02666.
     """
     counted = ordered_pairs(labels)
-    errors = (_filled(scores, labels) - _filled(teacher, labels)).nan_to_num()
+    errors = _filled(scores, labels) - _filled(teacher, labels)
     squares = (errors[:, :, None] - errors[:, None, :]).square()
     return squares.where(counted, 0).sum() / counted.sum().clamp(min=1)
 
