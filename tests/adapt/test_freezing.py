@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fastenc.adapt import freeze_encoder, trained_parameters
-from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, SpanClassifier
+from fastenc.objectives import PairMaskedLM, SpanMaskedLM
 from fastenc.packing import pack_sequences
+from fastenc.text import LongTexts
 from fastenc.train.optimizer import parameter_groups
 from tests.helpers import families
 from tests.helpers.checkpoints import save
@@ -83,6 +85,30 @@ def test_rates_fall_from_the_top_layer_to_the_embeddings(model):
             assert scale == 0.5 ** (2 - int(name.split("layers.")[1][0])), name
         else:
             assert scale == 1.0, name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        MaskedLM,
+        PairMaskedLM,
+        SpanMaskedLM,
+        lambda config: SpanClassifier(config, num_labels=2),
+        lambda config: SequenceClassifier(
+            config, num_labels=2, long_texts=LongTexts(chunks="transformer")
+        ),
+    ],
+    ids=["mlm", "pairs", "span", "span-ner", "chunks"],
+)
+def test_heads_have_the_highest_rate(make):
+    model = make(CONFIG)
+    below = {id(parameter) for parameter in model.encoder.parameters()}
+    names = {id(p): n for n, p in model.named_parameters() if id(p) not in below}
+    assert names
+    for group in parameter_groups(model, 0.1, layer_decay=0.5):
+        for parameter in group["params"]:
+            if id(parameter) in names:
+                assert group["lr_scale"] == 1.0, names[id(parameter)]
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "megatron-bert"])

@@ -50,7 +50,8 @@ def _depth(name: str) -> int | None:
         return int(match[1]) + 1
     if re.search(r"\bconvolution\.", name):  # after layer 0
         return 1
-    below = r"\b(embeddings|first_norm\.|relative_positions\.|position_norm\.)"
+    # The head of the span-boundary objective has a first_norm too.
+    below = r"(?<!\bboundary\.)\b(embeddings|first_norm\.|relative_positions\.|position_norm\.)"
     return 0 if re.search(below, name) else None
 
 
