@@ -12,7 +12,13 @@ from scipy.stats import spearmanr
 from fastenc.data import train_tokenizer
 from fastenc.data.pairs import TextPairs, collate_pairs, encode_pairs, read_pairs
 from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder, SequenceClassifier
-from fastenc.models.heads.similarity_losses import cosent_loss, ranking_loss
+from fastenc.models.heads.similarity_losses import (
+    angle_similarity,
+    cosent_loss,
+    kl_distillation,
+    margin_distillation,
+    ranking_loss,
+)
 from fastenc.nn.pooling import POOLINGS, pool_layers
 from fastenc.packing import pack_sequences
 from fastenc.tasks import SentenceEmbedding, task_of
@@ -111,6 +117,49 @@ def test_what_is_no_negative_is_left_out_of_the_sum():
         assert float(both) == pytest.approx((forward + backward) / 2, rel=1e-5)
 
 
+def test_what_is_no_negative_is_left_out_of_the_sum_with_a_guide():
+    """Compared with the sums written out. A text may be the text of one pair and the partner of another."""
+    draw = torch.Generator().manual_seed(0)
+    left_out = 0
+    for _ in range(20):
+        ids = torch.randint(0, 7, (5, 3), generator=draw)
+        unit = F.normalize(torch.randn(7, 8, dtype=torch.float64, generator=draw), dim=1)[ids]
+        given = torch.randn(7, 4, generator=draw)[ids]
+        guide = F.normalize(given, dim=2)
+        expected = 0.0
+        for i in range(5):
+            bound = float(guide[i, 0] @ guide[i, 1])
+            others = 0.0
+            for j in range(5):
+                for one, other in ((0, 1), (0, 2), (0, 0), (1, 1)):
+                    of_pair = ids[j, other] in (ids[i, 0], ids[i, 1])
+                    of_equal = (one, other) == (0, 1) and ids[j, 0] == ids[i, 0]
+                    near = float(guide[i, one] @ guide[j, other]) > bound
+                    left_out += near and not of_pair and not of_equal
+                    if not (of_pair or of_equal or near):
+                        others += math.exp(20 * float(unit[i, one] @ unit[j, other]))
+            expected += math.log1p(others / math.exp(20 * float(unit[i, 0] @ unit[i, 1]))) / 5
+        loss = ranking_loss(unit, ids, guide=given)
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert left_out > 100
+
+
+def test_similarities_of_bfloat16_vectors_are_in_single_precision():
+    vectors, ids = torch.randn(6, 3, 32).bfloat16(), torch.arange(18).view(6, 3)
+    guide = torch.randn(6, 3, 8).bfloat16()
+    for options in ({"symmetric": True}, {"guide": guide}, {"normalize": False, "scale": 0.1}):
+        wide = options | ({"guide": guide.double()} if "guide" in options else {})
+        truth = ranking_loss(vectors.double(), ids, **wide)
+        torch.testing.assert_close(ranking_loss(vectors, ids, **options), truth, check_dtype=False)
+    scores = torch.randn(6)
+    truth = cosent_loss(vectors[:, 0, 0].double(), scores)
+    torch.testing.assert_close(cosent_loss(vectors[:, 0, 0], scores), truth, check_dtype=False)
+    for loss in (margin_distillation, kl_distillation):
+        teacher = torch.randn(6, 2)
+        truth = loss(vectors.double(), teacher)
+        torch.testing.assert_close(loss(vectors, teacher), truth, check_dtype=False)
+
+
 def test_ranking_loss_compiles_whole():
     vectors, ids = torch.randn(4, 3, 8), torch.arange(12).view(4, 3)
     compiled = torch.compile(ranking_loss, backend="eager", fullgraph=True, dynamic=True)
@@ -139,6 +188,14 @@ def test_cosent_loss_and_gradient_are_sentence_transformers():
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
     equal = torch.ones(9)
     assert cosent_loss(ours.sum(1), equal).item() == 0, "nothing to rank"
+
+
+@pytest.mark.parametrize("width", [8, 7])
+def test_angle_similarity_is_sentence_transformers(width):
+    from sentence_transformers.util import pairwise_angle_sim
+
+    one, other = torch.randn(2, 20, width)
+    torch.testing.assert_close(angle_similarity(one, other), pairwise_angle_sim(one, other))
 
 
 @pytest.mark.parametrize("loss", ["ranking", "cosent", "cosine"])

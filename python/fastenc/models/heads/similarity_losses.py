@@ -27,8 +27,8 @@ def ranking_loss(
     out of its sum: those equal to the text or to its partner, and partners of an equal text.
 
     With ``guide`` (GIST), the sum also has the terms of the other texts, scale · cos(text_i, text_j), and of the
-    partners' partners, scale · cos(partner_i, partner_j). Terms whose similarity by the guide's vectors is above
-    that of text_i and its partner are left out.
+    partners' partners, scale · cos(partner_i, partner_j), except those equal to text_i or partner_i. Terms whose
+    similarity by the guide's vectors is above that of text_i and its partner are left out.
 
     Args:
         vectors: (pairs, 2, hidden_size), texts and partners, or (pairs, 3, hidden_size) with hard negatives.
@@ -71,7 +71,9 @@ def ranking_loss(
             among = torch.cat([unit[:pairs, n] @ unit[:, n].T for n in (0, 1)], dim=1)
             others = near[:, len(candidates) :] | torch.cat(
                 [
-                    (each[:pairs, None] == each[:, None].T) | _repeated(each, pairs, len(texts))
+                    (each == own_texts)
+                    | (each == own_partners)
+                    | _repeated(each, pairs, len(texts))
                     for each in (texts, partners)
                 ],
                 dim=1,
