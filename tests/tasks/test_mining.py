@@ -92,6 +92,12 @@ def folder(tmp_path_factory):
             id="cross-encoder",
             marks=sentence_transformers_6,
         ),
+        pytest.param(
+            {"relative_margin": 0.5, "cross": True, "activation": "Identity"},
+            {"relative_margin": 0.5, "cross": True},
+            id="relative margin of negative scores",
+            marks=sentence_transformers_6,
+        ),
     ],
 )
 def test_negatives_are_sentence_transformers(ours, theirs, folder):
@@ -101,7 +107,12 @@ def test_negatives_are_sentence_transformers(ours, theirs, folder):
     from sentence_transformers.util import mine_hard_negatives as peer
 
     cross = ours.pop("cross", False) and theirs.pop("cross")
-    reranker = fastenc.Reranker.from_pretrained(folder / "scores") if cross else None
+    activation = ours.pop("activation", "Sigmoid")
+    reranker = of_pairs = None
+    if cross:
+        reranker = fastenc.Reranker.from_pretrained(folder / "scores", activation=activation)
+        function = getattr(torch.nn, activation)()
+        of_pairs = PeerOfPairs(str(folder / "scores"), device="cpu", activation_fn=function)
     checkpoint = folder / ours.pop("model", "vectors")
     encoder = fastenc.Encoder.from_pretrained(checkpoint)
     mined = mine_hard_negatives(encoder, PAIRS, TEXTS[24:], Mining(**ours), cross_encoder=reranker)
@@ -110,7 +121,7 @@ def test_negatives_are_sentence_transformers(ours, theirs, folder):
         Dataset.from_dict({"query": queries, "positive": positives}),
         SentenceTransformer(str(checkpoint), device="cpu"),
         corpus=TEXTS[24:],
-        cross_encoder=PeerOfPairs(str(folder / "scores"), device="cpu") if cross else None,
+        cross_encoder=of_pairs,
         output_scores=True,
         verbose=False,
         **theirs,

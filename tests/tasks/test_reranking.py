@@ -1,7 +1,9 @@
 """Reranking: losses and gradients are sentence-transformers', metrics are their definitions; files to files."""
 
 import json
+import math
 import re
+from itertools import permutations
 
 import pytest
 import torch
@@ -153,6 +155,56 @@ def test_the_loss_of_batches_is_that_of_all(base, tmp_path):
         examples = task.encode(data, model)
         means = [task.evaluate(model, data, examples, size)["loss"] for size in (1, 3)]
         assert means[0] == pytest.approx(means[1], rel=1e-5)
+
+
+def terms_of(loss, scores, labels, teacher):
+    """What a loss is the mean of, one query and one pair of candidates at a time."""
+    terms = []
+    discount = lambda rank: math.log2(1 + rank)
+    for s, y, t in zip(scores, labels, teacher, strict=True):
+        s, y, t = s[y.isfinite()], y[y.isfinite()], t[y.isfinite()]
+        gain = y.clamp(min=0)
+        if loss == "listnet":
+            terms.append(-(y.softmax(0) * s.log_softmax(0)).sum())
+        if loss == "cross-entropy" and gain.any():
+            terms.append(-(gain / gain.sum() * s.log_softmax(0)).sum())
+        ranks = 1 + s.argsort(descending=True).argsort()
+        dcg = lambda labels: sum((2**g - 1) / discount(rank) for rank, g in enumerate(labels, 1))
+        best = dcg(sorted(gain.tolist(), reverse=True))
+        for i, j in permutations(range(len(s)), 2):
+            if y[i] > y[j] and loss == "margin-mse":
+                terms.append(((s[i] - s[j]) - (t[i] - t[j])) ** 2)
+            if y[i] > y[j] and loss == "lambda":
+                distance = abs(int(ranks[i] - ranks[j]))
+                weight = 10 * abs(1 / discount(distance) - 1 / discount(distance + 1))
+                weight += abs(1 / discount(int(ranks[i])) - 1 / discount(int(ranks[j])))
+                weight *= abs(2 ** float(gain[i]) - 2 ** float(gain[j])) / max(best, 1e-10)
+                terms.append(-weight * (s[i] - s[j]).sigmoid().log2())
+    return terms
+
+
+@pytest.mark.parametrize("loss", LIST_LOSSES)
+def test_losses_of_queries_are_their_formulas(loss):
+    """Also with negative labels, with equal ones, for a single candidate, and without a relevant one."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(-1, 4, (12, 6), generator=draw).double()
+    labels[0], labels[1], labels[2] = 0, 2, labels[2].clamp(max=0)
+    for row in range(3, 12):
+        labels[row, 1 + row % 6 :] = float("-inf")
+    scores, teacher = torch.randn(2, 12, 6, dtype=torch.float64, generator=draw)
+    given = [teacher.float()] if loss == "margin-mse" else []
+    function, count = LIST_LOSSES[loss]
+    ours, theirs = scores.float().requires_grad_(), scores.clone().requires_grad_()
+    value, terms = function(ours, labels.float(), *given), terms_of(loss, theirs, labels, teacher)
+    assert count(labels) == len(terms) > 7
+    expected = torch.stack(terms).mean()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-6)
+    if loss != "listnet":  # nothing to learn
+        nothing = function(ours, torch.zeros(12, 6), *given)
+        assert nothing.item() == count(torch.zeros(12, 6)) == 0
 
 
 @pytest.mark.parametrize("loss", LIST_LOSSES)
