@@ -36,7 +36,7 @@ def test_what_is_written_is_what_was_read(family, tmp_path):
 @pytest.mark.parametrize("head", [MaskedLM, SequenceClassifier, TokenClassifier, QuestionAnswerer])
 def test_there_are_no_heads(family, head, tmp_path):
     folder = save(model(family), tmp_path)
-    with pytest.raises(ValueError, match=rf"{family} has no .*: take a model of another family"):
+    with pytest.raises(ValueError, match=f"got {family}: take a model of another family"):
         head.from_pretrained(folder)
 
 

@@ -498,7 +498,7 @@ def test_prompts_of_the_training_are_found_by_sentence_transformers(tables, star
     again = SentenceEmbedder.from_pretrained(output, prompts={"query": "sea: "})
     assert again.settings.prompts == {"query": "sea: ", "document": "car: "}
     again.encoder.sentence = replace(again.settings, include_prompt=False)
-    with pytest.raises(ValueError, match="pools without the tokens of a prompt"):
+    with pytest.raises(ValueError, match="pools a text without the tokens of its prompt"):
         SentenceEmbedding(query_prompt="dog: ").encode(read_pairs(pairs), again)
 
 

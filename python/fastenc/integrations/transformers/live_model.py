@@ -275,15 +275,19 @@ _equal = WeakTensorKeyDictionary()
 
 
 def _same_values(live: Tensor, new: Tensor) -> bool:
-    """Whether two buffers are equal. This waits for an accelerator, but only once after a change of the buffer."""
-    if live.dtype != new.dtype or live.shape != new.shape:
+    """Whether two buffers are equal. This waits for an accelerator, but only once after a change of the buffer.
+
+    A buffer of one number, Gemma 3's scale, may have another dtype: the forward takes it in the weights' dtype, which
+    ``new`` has.
+    """
+    if live.shape != new.shape or (live.dtype != new.dtype and live.dim() > 0):
         return False
     if live.is_meta or live.device.type == "cpu":
-        return live.is_meta or torch.equal(live, new)
+        return live.is_meta or torch.equal(live.to(new.dtype), new)
     seen = _equal.get(live)
     if seen is not None and seen[0].are_those_of(live) and seen[1] is new:
         return True
-    same = torch.equal(live, new.to(live.device))
+    same = torch.equal(live.to(new.dtype), new.to(live.device))
     if same:
         _equal[live] = Contents(live), new
     return same
