@@ -61,6 +61,10 @@ class Encoder(LayerStack, PretrainedModel):
 
     ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
 
+    The modules inside hold the weights, and fused ops read them: a module's own forward is not called. So hooks of
+    these modules do not run, and a module in place of one has no effect but by its weights. ``hidden_states`` has the
+    states of the layers; :mod:`fastenc.adapt` adds LoRA, adapters and prefixes.
+
     Attributes:
         sentence: how a text's vector is computed (:class:`fastenc.models.SentenceSettings`), if the checkpoint has
             sentence-transformers' files; saved with the model.
