@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -208,6 +209,81 @@ def test_random_negatives_are_among_the_candidates(folder):
     for one, all_six in zip(drawn[0], nearest, strict=True):
         places = [all_six.negatives.index(text) for text in one.negatives]
         assert len(places) == 2 and places == sorted(places)
+
+
+def test_the_command_passes_its_options_on(folder, tmp_path):
+    """Its rows are those of the function with the same options, in Python."""
+    pairs, rows = tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl"
+    lines = [json.dumps({"sentence1": query, "sentence2": document}) for query, document in PAIRS]
+    pairs.write_text("\n".join(lines) + "\n")
+    chosen = {"num_negatives": 2, "skip": 1, "candidates": 6, "sampling": "random", "seed": 3}
+    prompts = {"query_prompt": "song ", "document_prompt": "tree river "}
+    flags = [
+        word
+        for name, value in (chosen | prompts).items()
+        for word in (f"--{name.replace('_', '-')}", value)
+    ]
+    run("mine", folder / "vectors", pairs, "-o", rows, *flags)
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    mined = mine_hard_negatives(encoder, PAIRS, (), Mining(**chosen), **prompts)
+    expected = [
+        {
+            "sentence1": each.query,
+            "sentence2": positive,
+            "negative": negative,
+            "positive_score": pytest.approx(high, abs=1e-6),
+            "negative_score": pytest.approx(low, abs=1e-6),
+        }
+        for each in mined
+        for positive, high in zip(each.positives, each.positive_scores, strict=True)
+        for negative, low in zip(each.negatives, each.negative_scores, strict=True)
+    ]
+    assert [json.loads(line) for line in rows.read_text().splitlines()] == expected
+    for left_out in (*chosen, *prompts):
+        fewer, texts = (
+            {name: value for name, value in each.items() if name != left_out}
+            for each in (chosen, prompts)
+        )
+        other = mine_hard_negatives(encoder, PAIRS, (), Mining(**fewer), **texts)
+        assert other != mined, f"the rows are the same without {left_out}"
+
+
+@pytest.mark.parametrize("prompted", ["query", "document"])
+def test_a_given_prompt_is_put_before_each_text(folder, prompted):
+    """The vectors are those of texts that begin with it."""
+    encoder = fastenc.Encoder.from_pretrained(folder / "prompts")
+    plain = {"query_prompt": "", "document_prompt": ""}
+    given = plain | {f"{prompted}_prompt": "song "}
+    mined = mine_hard_negatives(encoder, PAIRS, (), Mining(num_negatives=2), **given)
+    before = lambda side, text: f"song {text}" if side == prompted else text
+    pairs = [(before("query", query), before("document", document)) for query, document in PAIRS]
+    expected = mine_hard_negatives(encoder, pairs, (), Mining(num_negatives=2), **plain)
+    for one, other in zip(mined, expected, strict=True):
+        assert [before("document", text) for text in one.negatives] == other.negatives
+        assert one.negative_scores == pytest.approx(other.negative_scores, abs=1e-6)
+
+
+@pytest.mark.parametrize("limit", ["max_score", "min_score", "margin"])
+def test_a_limit_of_zero_is_a_limit(folder, limit):
+    """The cross-encoder's logits are on both sides of it."""
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    reranker = fastenc.Reranker.from_pretrained(folder / "scores", activation="Identity")
+    mine = lambda options: mine_hard_negatives(
+        encoder, PAIRS, TEXTS, options, cross_encoder=reranker
+    )
+    every = Mining(num_negatives=40, candidates=40)
+    kept = {
+        "max_score": lambda low, worst: low <= 0,
+        "min_score": lambda low, worst: low >= 0,
+        "margin": lambda low, worst: low <= worst,
+    }[limit]
+    limited = mine(replace(every, **{limit: 0.0}))
+    for one, all_of_them in zip(limited, mine(every), strict=True):
+        worst = min(all_of_them.positive_scores)
+        scored = zip(all_of_them.negatives, all_of_them.negative_scores, strict=True)
+        assert one.negatives == [text for text, low in scored if kept(low, worst)]
+    counts = [len(each.negatives) for each in limited]
+    assert 0 < sum(counts) < 38 * len(counts)
 
 
 def test_from_files_to_training_data(folder, tmp_path, capsys):

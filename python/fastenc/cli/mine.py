@@ -52,7 +52,9 @@ class Mine(Command):
     corpus_text: str = option("sentence", "Column of the document in the corpus.")
     mining: Mining = group("Choice of the negatives")
     cross_encoder: str | None = option(
-        None, "Folder or name of a cross-encoder that scores the nearest documents again."
+        None,
+        "Folder or name of a cross-encoder that scores the nearest documents again. Its scores are logits, which the "
+        "limits of scores and the margins then compare.",
     )
     query_prompt: str | None = option(
         None,
