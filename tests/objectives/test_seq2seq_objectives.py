@@ -132,6 +132,70 @@ def test_each_noise_is_an_option():
     assert [BPE.decode(marks[:end]) for end in collator.sentence_ends(marks)] == ["Who?!", "Who?! Me..."]  # fmt: skip
 
 
+def hundred_tokens(tokenizer):
+    return tokenizer.encode(" ".join(TEXTS), add_special_tokens=False).ids[:100]
+
+
+def spans_of(source, target, marks):
+    """(tokens of noise, number of spans) of a text, both sides without special tokens at their ends."""
+    noise = [token for token in target if token not in marks]
+    return len(noise), sum(token in marks for token in source)
+
+
+def test_a_share_and_a_length_that_are_given_are_used():
+    """round(length · probability) tokens of noise, in round(noise / mean_span) spans, as T5's code rounds them."""
+    given = ObjectiveOptions("span-corruption", block_size=200, probability=0.3, mean_span=5.0)
+    block = [*hundred_tokens(T5), special_tokens(T5).sep]
+    collator = given.collator(T5, [block], 0, start_id=0)
+    sources, targets = sides(collator([block] * 4, 0), 0)
+    for source, target in zip(sources, targets, strict=True):
+        assert spans_of(source[:-1], target[:-1], set(sentinel_ids(T5))) == (30, 6)
+
+    given = ObjectiveOptions("denoise", block_size=200, infilling=0.2, mean_span=8.0)
+    special = special_tokens(BPE)
+    block = [special.cls, *hundred_tokens(BPE), special.sep]
+    collator = given.collator(BPE, [block], 0, start_id=special.sep)
+    sources, _ = sides(collator([block] * 400, 0), special.sep)
+    masks = sum(source.count(special.mask) for source in sources)
+    assert all(len(source) - source.count(special.mask) == 82 for source in sources)
+    # 20 tokens in spans of 8 take 3 spans, the last of which is cut, or a few more.
+    assert 2.5 < masks / len(sources) < 3.7
+
+
+def test_the_denoisers_of_ul2_are_the_papers():
+    """Table 1 of the paper: a share of noise and a mean length for each denoiser."""
+    table = {
+        "[R]": {(0.15, 3), (0.15, 8)},
+        "[X]": {(0.5, 3), (0.5, 8), (0.15, 64), (0.5, 64)},
+        "[S]": {(0.25, 25)},  # one span, at the end
+    }
+    block = [*hundred_tokens(T5), special_tokens(T5).sep]
+    collator = ObjectiveOptions("ul2", block_size=200).collator(T5, [block], 0, start_id=0)
+    sources, targets = sides(collator([block] * 400, 0), 0)
+    modes, seen = {T5.token_to_id(mode): mode for mode in table}, {mode: set() for mode in table}
+    for source, target in zip(sources, targets, strict=True):
+        seen[modes[source[0]]].add(spans_of(source[1:-1], target[:-1], set(sentinel_ids(T5))))
+    assert seen == {
+        mode: {(round(100 * share), max(1, round(100 * share / length))) for share, length in rows}
+        for mode, rows in table.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["span-corruption", "ul2", "denoise"])
+def test_the_seed_and_static_reach_the_noise(name):
+    tokenizer = BPE if name == "denoise" else T5
+    blocks = ObjectiveOptions(name, block_size=64).pack(TEXTS[:20], tokenizer)
+
+    def ids(step, seed=0, **options):
+        given = ObjectiveOptions(name, block_size=64, **options)
+        return given.collator(tokenizer, blocks, seed, start_id=0)(blocks, step)["batch"].input_ids
+
+    assert torch.equal(ids(0), ids(0)) and not torch.equal(ids(0), ids(1))
+    assert not torch.equal(ids(0), ids(0, seed=1))
+    assert torch.equal(ids(0, static=True), ids(1, static=True))
+    assert not torch.equal(ids(0, static=True), ids(0, seed=1, static=True))
+
+
 def test_static_noise_repeats_itself():
     blocks = ObjectiveOptions("denoise", block_size=64).pack(TEXTS[:20], BPE)
     for static, same in ((True, True), (False, False)):
