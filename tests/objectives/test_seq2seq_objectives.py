@@ -132,8 +132,8 @@ def test_each_noise_is_an_option():
     assert [BPE.decode(marks[:end]) for end in collator.sentence_ends(marks)] == ["Who?!", "Who?! Me..."]  # fmt: skip
 
 
-def hundred_tokens(tokenizer):
-    return tokenizer.encode(" ".join(TEXTS), add_special_tokens=False).ids[:100]
+def first_tokens(tokenizer, count):
+    return tokenizer.encode(" ".join(TEXTS), add_special_tokens=False).ids[:count]
 
 
 def spans_of(source, target, marks):
@@ -145,7 +145,7 @@ def spans_of(source, target, marks):
 def test_a_share_and_a_length_that_are_given_are_used():
     """round(length · probability) tokens of noise, in round(noise / mean_span) spans, as T5's code rounds them."""
     given = ObjectiveOptions("span-corruption", block_size=200, probability=0.3, mean_span=5.0)
-    block = [*hundred_tokens(T5), special_tokens(T5).sep]
+    block = [*first_tokens(T5, 100), special_tokens(T5).sep]
     collator = given.collator(T5, [block], 0, start_id=0)
     sources, targets = sides(collator([block] * 4, 0), 0)
     for source, target in zip(sources, targets, strict=True):
@@ -153,7 +153,7 @@ def test_a_share_and_a_length_that_are_given_are_used():
 
     given = ObjectiveOptions("denoise", block_size=200, infilling=0.2, mean_span=8.0)
     special = special_tokens(BPE)
-    block = [special.cls, *hundred_tokens(BPE), special.sep]
+    block = [special.cls, *first_tokens(BPE, 100), special.sep]
     collator = given.collator(BPE, [block], 0, start_id=special.sep)
     sources, _ = sides(collator([block] * 400, 0), special.sep)
     masks = sum(source.count(special.mask) for source in sources)
@@ -167,16 +167,16 @@ def test_the_denoisers_of_ul2_are_the_papers():
     table = {
         "[R]": {(0.15, 3), (0.15, 8)},
         "[X]": {(0.5, 3), (0.5, 8), (0.15, 64), (0.5, 64)},
-        "[S]": {(0.25, 25)},  # one span, at the end
+        "[S]": {(0.25, 75)},  # one span, at the end
     }
-    block = [*hundred_tokens(T5), special_tokens(T5).sep]
-    collator = ObjectiveOptions("ul2", block_size=200).collator(T5, [block], 0, start_id=0)
+    block = [*first_tokens(T5, 300), special_tokens(T5).sep]
+    collator = ObjectiveOptions("ul2", block_size=600).collator(T5, [block], 0, start_id=0)
     sources, targets = sides(collator([block] * 400, 0), 0)
     modes, seen = {T5.token_to_id(mode): mode for mode in table}, {mode: set() for mode in table}
     for source, target in zip(sources, targets, strict=True):
         seen[modes[source[0]]].add(spans_of(source[1:-1], target[:-1], set(sentinel_ids(T5))))
     assert seen == {
-        mode: {(round(100 * share), max(1, round(100 * share / length))) for share, length in rows}
+        mode: {(round(300 * share), max(1, round(300 * share / length))) for share, length in rows}
         for mode, rows in table.items()
     }
 
