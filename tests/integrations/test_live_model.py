@@ -356,6 +356,24 @@ def test_gemma3_is_fused_in_the_dtype_in_which_it_was_loaded(tmp_path):
     assert (output - exact).norm() <= 1.1 * (rounded - exact).norm()
 
 
+@pytest.mark.parametrize("converted", ["the parameters", "the model"])
+def test_gemma3_keeps_its_rounded_scale_after_a_conversion(converted, tmp_path):
+    """Loaded in bfloat16, it has a rounded scale, with which transformers goes on in float32."""
+    model("gemma3").save_pretrained(tmp_path)
+    theirs = type(model("gemma3")).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch("gemma3")
+    with torch.no_grad():
+        ours(**batch)
+        for each in (ours, theirs):
+            if converted == "the model":
+                each.float()
+            for parameter in each.parameters():
+                parameter.data = parameter.data.float()
+        with pytest.warns(UserWarning, match="embed_scale of embed_tokens was changed"):
+            output = ours(**batch)
+        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_does_not_matter_to_a_patch(dtype):
     theirs, batch = model("gemma3"), padded_batch("gemma3")

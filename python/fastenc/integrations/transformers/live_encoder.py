@@ -72,6 +72,7 @@ class LiveEncoder:
 
     def _describe(self, model: "PreTrainedModel") -> None:
         self._changes = ARCHITECTURES[model.config.model_type].live_changes(model)
+        self._dtype = model.dtype
         self.config = self._read_config(model)
         architecture = self.config.architecture
         self._expected = new_of_same_class(model, self._changes)
@@ -134,7 +135,7 @@ class LiveEncoder:
 
     def read(self, model: "PreTrainedModel") -> Reading:
         """Read the model. The last reading is returned if the model has not changed since."""
-        if self.architecture.live_changes(model) != self._changes:
+        if model.dtype != self._dtype or self.architecture.live_changes(model) != self._changes:
             self._describe(model)
         last, values = self._last, vars(model.config)
         if last is not None and last[1] == values and last[0].is_current():

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Attributes that do not change what a module computes, or that the fused forward reads in every call. num_embeddings is
-# also the number of rows of an embedding's weight. vocab_size is the same number, which some encoders note and do not
-# read.
+# also the number of rows of an embedding's weight. Some encoders have the same number as vocab_size and never read it.
 READ_LIVE = {
     "training",
     "config",
@@ -39,8 +38,6 @@ READ_LIVE = {
 }
 # Attributes that patch sets on the root.
 PATCHED = {"forward", "_replicate_for_data_parallel"}
-
-
 # Methods of tensors, and functions of torch.nn.init, that set weights in place.
 _INITIALISERS = {
     "fill_",
@@ -55,12 +52,12 @@ _INITIALISERS = {
 
 
 class _WithoutParameters(TorchFunctionMode):
-    """Inside, modules create parameters without memory; buffers, whose values are computed, have memory.
+    """Inside, modules create parameters without memory. Buffers have memory, because their values are compared.
 
-    Initialising a tensor without memory is left out: on the meta device it takes longer than on a CPU.
+    Parameters are not initialised: on the meta device that takes longer than on a CPU.
 
-    Args: dtype: that of a buffer made of one number, whatever the caller's default dtype is. transformers makes Gemma
-        3's scale of the embeddings in the dtype in which it loads the model.
+    Args: dtype: the dtype of a buffer that is made of one number, such as Gemma 3's scale of the embeddings. Without it
+        the caller's default dtype would decide.
     """
 
     def __init__(self, dtype: torch.dtype):
@@ -99,14 +96,14 @@ _output_classes: dict[tuple[type, Callable[..., Any]], type] = {}
 
 def output_class(model: "PreTrainedModel") -> type:
     """The class that the model's forward returns. It does not depend on the configuration."""
-    found = type(model), type(model).forward
-    if found not in _output_classes:
-        _output_classes[found] = _returned_class(model)
-    return _output_classes[found]
+    key = type(model), type(model).forward
+    if key not in _output_classes:
+        _output_classes[key] = _returned_class(model)
+    return _output_classes[key]
 
 
 def _returned_class(model: "PreTrainedModel") -> type:
-    """What a new model returns on the meta device: some annotations name another class.
+    """The class that a new model returns on the meta device. The forward's annotation may name another class.
 
     Longformer's forward cannot run there, because it reads values; its class is the one that its annotation names.
     """
@@ -277,8 +274,8 @@ _equal = WeakTensorKeyDictionary()
 def _same_values(live: Tensor, new: Tensor) -> bool:
     """Whether two buffers are equal. This waits for an accelerator, but only once after a change of the buffer.
 
-    A buffer of one number, Gemma 3's scale, may have another dtype: the forward takes it in the weights' dtype, which
-    ``new`` has.
+    A buffer of one number may have another dtype than ``new``, which has the weights' dtype: Gemma 3's forward converts
+    its scale to that.
     """
     if live.shape != new.shape or (live.dtype != new.dtype and live.dim() > 0):
         return False
