@@ -4,10 +4,12 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import numpy
 from triton import language
 
 # A launch would import it while `print` stands in for `static_print`: Python 3.10 knows no signature of that.
 from triton.experimental import gluon  # noqa: F401
+from triton.language import semantic
 from triton.runtime import interpreter
 
 
@@ -15,7 +17,9 @@ from triton.runtime import interpreter
 def spare_work() -> None:
     """Halve the time of this library's kernels in the interpreter."""
     replace_language_once_a_launch()
-    make_types_of_a_shape_once()
+    call_functions_directly()
+    make_types_once()
+    compare_shapes_once()
     look_up_numpy_types()
     # Sums of integers are computed once more in 64 bits for an assertion that the interpreter does not make.
     interpreter.interpreter_builder.options = replace(
@@ -47,29 +51,76 @@ def replace_language_once_a_launch() -> None:
     interpreter._patch_lang = replace_once
 
 
-def make_types_of_a_shape_once() -> None:
+def call_functions_directly() -> None:
+    """A call of the language's functions goes through two others, of which one copies the named arguments."""
+
+    def patch(obj, name, member, builder, scope):
+        function = getattr(
+            member, "__wrapped__", member
+        )  # without the check that the next lines make needless
+
+        def call(*arguments, **named):
+            named["_semantic"] = interpreter.interpreter_semantic
+            return function(*arguments, **named)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch
+
+
+def make_types_once() -> None:
     """Every value of a kernel has a block type and a shape of its own, whose numbers are wrapped and checked again."""
     core = language.core
     make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
     types, shapes = {}, {}
 
-    def block_type(self, element_ty, shape):
+    def shape_of(type):
+        """A tensor's shape and number of elements."""
+        value = object.__new__(core.tensor)
+        make_tensor(value, None, type)
+        return value.shape, value.numel
+
+    def block_type(cls, element_ty, shape):
         sizes = tuple(getattr(size, "value", size) for size in shape)
-        if sizes not in types:
-            make_type(self, element_ty, shape)
-            types[sizes] = self.shape, self.numel
-        self.shape, self.numel = types[sizes]
-        self.element_ty, self.name = element_ty, f"<{sizes}, {element_ty}>"
+        pointer = (element_ty.address_space, element_ty.const) if element_ty.is_ptr() else None
+        key = element_ty.name, pointer, sizes
+        if key not in types:
+            types[key] = made = object.__new__(cls)
+            make_type(made, element_ty, list(sizes))
+            if sizes not in shapes:
+                shapes[sizes] = shape_of(made)
+            made.of_tensors = shapes[sizes]
+        return types[key]
 
     def tensor(self, handle, type):
-        sizes = tuple(type.shape) if type.is_block() else ()
-        if sizes not in shapes:
-            make_tensor(self, handle, type)
-            shapes[sizes] = self.shape, self.numel
-        self.shape, self.numel = shapes[sizes]
+        self.shape, self.numel = type.of_tensors if type.is_block() else of_numbers
         self.handle, self.type, self.dtype = handle, type, type.scalar
 
-    core.block_type.__init__, core.tensor.__init__ = block_type, tensor
+    of_numbers = shape_of(core.int32)
+    core.block_type.__new__, core.block_type.__init__ = block_type, lambda *_: None
+    core.tensor.__init__ = tensor
+
+
+def compare_shapes_once() -> None:
+    """Whenever two values are combined, their shapes are compared size by size to broadcast them."""
+    broadcast, common_shapes = semantic.TritonSemantic.broadcast_impl_value, {}
+
+    def broadcast_to(value, shape, sizes):
+        if value.shape is shape:
+            return value
+        handle = interpreter.TensorHandle(numpy.broadcast_to(value.handle.data, sizes), value.dtype)
+        return language.tensor(handle, language.block_type(value.dtype, sizes))
+
+    def broadcast_impl_value(self, lhs, rhs):
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        key = id(lhs.shape), id(rhs.shape)  # each shape is one object, which stays
+        if key not in common_shapes:
+            result, _ = broadcast(self, lhs, rhs)
+            common_shapes[key] = result.shape, tuple(result.type.shape)
+        return tuple(broadcast_to(value, *common_shapes[key]) for value in (lhs, rhs))
+
+    semantic.TritonSemantic.broadcast_impl_value = broadcast_impl_value
 
 
 def look_up_numpy_types() -> None:
