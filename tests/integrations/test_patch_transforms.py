@@ -97,6 +97,28 @@ def test_directional_derivatives():
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_second_derivatives(family):
+    """They are an error, and with the remedy that it names they are those of the model's own forward."""
+    theirs = model(family, "ForSequenceClassification")
+    ours, batch = fastenc.patch(copy.deepcopy(theirs)), padded_batch(family)
+    batch["labels"] = torch.zeros(len(batch["input_ids"])).long()
+
+    def product_of_hessian_and_ones(m):
+        parameters = [p for p in m.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(m(**batch).loss, parameters, create_graph=True)
+        return torch.autograd.grad(sum(each.sum() for each in gradients), parameters)
+
+    with pytest.raises(RuntimeError, match="got a backward with create_graph=True"):
+        product_of_hessian_and_ones(ours)
+    fastenc.unpatch(ours)
+    for m in (ours, theirs):
+        m.set_attn_implementation("eager")
+    products = map(product_of_hessian_and_ones, (ours, theirs))
+    for one, other in zip(*products, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_vmap_over_models():
     """An ensemble: one call computes two models with stacked weights."""
     ours, theirs = (

@@ -146,9 +146,8 @@ def test_the_result_of_the_activation_is_computed_again(variant):
 def test_double_backward_is_an_error():
     layer = Layer(KINDS["bert"], (4, 3))
     (y,) = layer.run(run_fused_sublayers)
-    (dx,) = torch.autograd.grad(y.square().sum(), layer.values["x"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
+    with pytest.raises(RuntimeError, match="the kernels have no second derivatives"):
+        torch.autograd.grad(y.square().sum(), layer.values["x"], create_graph=True)
 
 
 @EVERY_VARIANT

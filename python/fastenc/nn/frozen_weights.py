@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
@@ -16,6 +15,7 @@ from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stacked
 from fastenc.nn.ways import cpu_weights, int8_inference
 from fastenc.nn.weight_block import in_one_block, join, split
+from fastenc.ops.derivatives import in_forward_mode
 
 INT8 = "int8"
 
@@ -108,7 +108,7 @@ class FrozenWeights(nn.Module):
 
         Every call of the encoder must come here, whichever forward runs.
         """
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        if torch.is_grad_enabled() or in_forward_mode():
             self.require_weights("a call with gradients (without torch.no_grad())")
             self.drop()
 

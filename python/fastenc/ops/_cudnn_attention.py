@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fastenc.kernels.attention_call import AttentionCall
+from fastenc.ops.derivatives import once_differentiable
 
 # PyTorch's ops. torch.nn.attention.varlen has them as a backend that is switched off.
 FORWARD = torch.ops.aten._cudnn_attention_forward.default
@@ -81,7 +82,7 @@ class _CudnnAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         *saved, cu_seqlens = ctx.saved_tensors
         offsets, longest = (cu_seqlens, cu_seqlens), (ctx.max_seqlen, ctx.max_seqlen)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fastenc.kernels.attention_call import TENSORS, AttentionCall
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.library import define
 
 FIELDS, RELATIVE_BIAS = len(AttentionCall._fields), AttentionCall._fields.index("relative_bias")
@@ -62,7 +63,7 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout, dlse):
         out, lse, *rest = ctx.saved_tensors
         attention_call, qkv = ctx.attention_call.with_tensors(rest[:TENSORS]), rest[TENSORS:]

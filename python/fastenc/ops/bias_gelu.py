@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import bias_gelu as reference
@@ -73,7 +74,7 @@ class _BiasGelu(torch.autograd.Function):
         return torch.ops.fastenc.bias_gelu_fwd(x, bias, tanh)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, bias = ctx.saved_tensors
         dx, dbias = torch.ops.fastenc.bias_gelu_bwd(dy, x, bias, ctx.tanh)

@@ -9,6 +9,7 @@ from torch import Tensor
 from fastenc.ops import checks
 from fastenc.ops.activation import GATED, NUMBERS
 from fastenc.ops.cases import Draw, Size, declare_case
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import bias_glu as reference
@@ -64,7 +65,7 @@ class _BiasGlu(torch.autograd.Function):
         return torch.ops.fastenc.bias_glu_fwd(x, bias, activation)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, bias = ctx.saved_tensors
         dx, dbias = torch.ops.fastenc.bias_glu_bwd(dy, x, bias, ctx.activation)

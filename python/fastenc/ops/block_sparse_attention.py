@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
@@ -110,7 +111,7 @@ class _BlockSparseAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         out, lse, qkv, *tensors = ctx.saved_tensors
         dqkv, _ = torch.ops.fastenc.block_sparse_attention_bwd(

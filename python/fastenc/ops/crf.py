@@ -11,6 +11,7 @@ from torch import Tensor
 from fastenc._base import debug
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, widened
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
@@ -239,7 +240,7 @@ class _LogLikelihood(torch.autograd.Function):
         return likelihood
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dlikelihood):
         demissions, *others = torch.ops.fastenc.crf_bwd(dlikelihood, *ctx.saved_tensors)
         return demissions, None, None, None, *others

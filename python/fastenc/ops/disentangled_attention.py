@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
@@ -112,7 +113,7 @@ class _DisentangledAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         out, lse, qkv, *tensors = ctx.saved_tensors
         dqkv, dkeys, dqueries, _ = torch.ops.fastenc.disentangled_attention_bwd(

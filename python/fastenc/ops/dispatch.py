@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastenc.kernels.batch_invariance import batch_invariance as batch_invariance
 from fastenc.kernels.batch_invariance import is_batch_invariant as is_batch_invariant
+from fastenc.ops.derivatives import reference_reason
 from fastenc.ops.library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
 IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")
@@ -113,6 +114,8 @@ def unsupported_reason(
     kernels = DECLARED[op]
     if impl not in kernels.implementations:
         return f"it has no {language} kernel"
+    if (reason := reference_reason()) is not None:
+        return reason
     if impl == "cpp":
         if not HAS_CPP:
             return "the compiled extension is not available: see `fastenc info`"

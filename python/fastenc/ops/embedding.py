@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.ops._index_sum import add_sorted, zero_rows
+from fastenc.ops.derivatives import in_forward_mode, once_differentiable
 from fastenc.ops.library import HAS_CPP
 
 
@@ -32,7 +33,7 @@ def _has_kernel(table: Tensor) -> bool:
         and torch.is_grad_enabled()
         and table.requires_grad
         and torch._C._functorch.maybe_current_level() is None
-        and torch.autograd.forward_ad._current_level < 0
+        and not in_forward_mode()
     )
 
 
@@ -46,7 +47,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(input_ids, table)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         (input_ids,) = ctx.saved_tensors
         gradient = zero_rows(ctx.like)

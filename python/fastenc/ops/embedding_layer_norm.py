@@ -10,6 +10,7 @@ from fastenc._base import debug
 from fastenc.ops import checks
 from fastenc.ops._index_sum import MAX_SIZE, add_sorted, index_sum, zero_rows
 from fastenc.ops.cases import Draw, Size, declare_case
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import embedding_layer_norm as reference
@@ -208,7 +209,7 @@ class _EmbeddingLayerNorm(torch.autograd.Function):
         return y, word.view_as(word)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy, dtied):
         if dy is None:
             return None, None, None, dtied, *(None,) * 9

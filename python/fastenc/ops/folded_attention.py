@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastenc.ops import dispatch
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.gemm import linear_in_one_order
 from fastenc.reference.dropout import dropout_scales
 
@@ -99,7 +100,7 @@ class _ProductsOfHeads(torch.autograd.Function):
         return torch.stack(products, 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         x, weights = ctx.saved_tensors
         needs_x, needs_weights = ctx.needs_input_grad

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastenc.ops import dispatch, library
 from fastenc.ops.column_sum import column_sum
+from fastenc.ops.derivatives import in_forward_mode, once_differentiable, reference_reason
 
 # The largest number of rows for which a weight is read without packing; csrc/gemm.cpp has the same number.
 FEW_ROWS = 128
@@ -50,7 +51,8 @@ def linear_in_one_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     This holds in inference in float32 and bfloat16 on a CPU with vector instructions. Our kernel then computes the
     product, although PyTorch's may be a little faster.
     """
-    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or not has_vectors()
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or in_forward_mode()
+    plain = plain or not has_vectors()
     on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype
     has_kernel = on_cpu and x.dtype in (torch.float32, torch.bfloat16)
     if plain or not has_kernel or 0 in x.shape or dispatch.autocast_dtype("cpu"):
@@ -139,7 +141,7 @@ class _Linear(torch.autograd.Function):
         return gemm(x, weight.t(), bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
@@ -168,6 +170,7 @@ def _is_ours(a: Tensor, b: Tensor) -> bool:
     """Whether the product a b is computed by our kernels."""
     if (
         torch.compiler.is_compiling()
+        or reference_reason() is not None
         or not library.HAS_CPP
         or a.device.type != "cpu"
         or a.dtype != b.dtype

@@ -13,6 +13,7 @@ from fastenc.kernels.attention_call import later_state
 from fastenc.ops import checks
 from fastenc.ops.attention import cross_attention
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens, check_global_tokens
@@ -162,7 +163,7 @@ class _LocalAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dout):
         out, lse, qkv, *tensors = ctx.saved_tensors
         dqkv, _ = torch.ops.fastenc.global_window_attention_bwd(

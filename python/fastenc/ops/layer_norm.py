@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, widened
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import layer_norm as reference
@@ -167,7 +168,7 @@ class _LayerNorm(torch.autograd.Function):
         return y, h if changes_x else x.view_as(x)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy, dresidual_sum=None):
         h, mean, rstd, weight, bias, x_bias, rng_state = ctx.saved_tensors
         needs_x, needs_residual, needs_x_bias, needs_weight, needs_bias = ctx.needs_input_grad[1:6]

@@ -9,6 +9,7 @@ from torch import Tensor
 from fastenc.ops import checks
 from fastenc.ops.bias_gelu import bias_gelu
 from fastenc.ops.cases import Draw, Size, declare_case
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import autocast_dtype, choose, declare
 from fastenc.ops.gemm import gemm, linear
 from fastenc.ops.library import define
@@ -96,7 +97,7 @@ class _LinearGelu(torch.autograd.Function):
         return gemm(inner, down_weight.t())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         x, up_weight, down_weight, u, inner = ctx.saved_tensors
         needs_x, needs_up, needs_bias, needs_down = ctx.needs_input_grad

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, widened
+from fastenc.ops.derivatives import once_differentiable, reference_reason
 from fastenc.ops.dispatch import autocast_dtype, declare
 from fastenc.reference import linear_kl_divergence as reference
 
@@ -32,7 +33,8 @@ def linear_kl_divergence(
         q = softmax((hidden weight^T + bias) / T)
 
     The logits of both models exist for one block of rows at a time. The student's gradient is computed block by block
-    in the forward pass; the backward scales it. Inside torch.compile the plain formula is used, on all rows at once.
+    in the forward pass; the backward scales it. Inside torch.compile and function transforms the plain formula is used,
+    on all rows at once.
 
     Args:
         hidden: (rows, width), floating point, the student's hidden states.
@@ -76,7 +78,7 @@ def linear_kl_divergence(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         tensors = [None if tensor is None else tensor.to(dtype) for tensor in tensors]
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or reference_reason():
         return reference.linear_kl_divergence(*tensors, mask=mask, temperature=temperature)
     return _LinearKLDivergence.apply(*tensors, mask, temperature, max_logits_bytes)
 
@@ -146,7 +148,7 @@ class _LinearKLDivergence(torch.autograd.Function):
         return (total * temperature**2).to(wide)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dloss):
         scaled = (
             None if gradient is None else gradient * dloss.to(gradient.dtype)

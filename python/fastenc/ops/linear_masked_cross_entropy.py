@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import checks, dispatch
 from fastenc.ops.cases import Draw, Size, declare_case, widened
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.gemm import gemm
 from fastenc.ops.labelled import select_labelled, spread
 from fastenc.ops.masked_cross_entropy import (
@@ -190,7 +191,7 @@ class _LinearMaskedCrossEntropy(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dlosses):
         chosen, *padded, targets, saved = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

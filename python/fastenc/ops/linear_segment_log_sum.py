@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastenc.ops import dispatch
 from fastenc.ops.cases import Draw, Size, declare_case, sequences, widened
+from fastenc.ops.derivatives import once_differentiable, reference_reason
 from fastenc.ops.gemm import gemm
 from fastenc.ops.library import define
 from fastenc.ops.linear_segment_max import case_inputs, checked
@@ -35,8 +36,8 @@ def linear_segment_log_sum(
         a(u) = max(0, u), or with "log1p_relu" log(1 + max(0, u))
 
     On a CPU the outputs are computed in tiles, of which only the sums are kept. Elsewhere, and in the backward, which
-    computes them again, they exist for one block of the vocabulary at a time. Inside torch.compile the plain formula is
-    used, on the whole vocabulary at once.
+    computes them again, they exist for one block of the vocabulary at a time. Inside torch.compile
+    and function transforms the plain formula is used, on the whole vocabulary at once.
 
     Args:
         hidden: (total_tokens, width), floating point.
@@ -60,7 +61,7 @@ def linear_segment_log_sum(
     given = checked(op, hidden, weight, bias, cu_seqlens)
     limit = None if hidden.shape[1] else "the rows of hidden are empty"
     chosen = dispatch.choose(op, impl, given[0], cpp_limit=limit)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or reference_reason():
         return reference.linear_segment_log_sum(*given, cu_seqlens, activation)
     return _LinearSegmentLogSum.apply(
         *given, cu_seqlens, activation == "log1p_relu", max_logits_bytes, chosen == "cpp"
@@ -117,7 +118,7 @@ class _LinearSegmentLogSum(torch.autograd.Function):
         return values
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dvalues):
         hidden, weight, bias, cu_seqlens = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

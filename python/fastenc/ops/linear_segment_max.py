@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastenc.ops import checks, dispatch
 from fastenc.ops.cases import Draw, Size, declare_case, sequences, widened
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import linear_segment_max as reference
@@ -91,7 +92,7 @@ class _LinearSegmentMax(torch.autograd.Function):
         return values, argmax
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dvalues, _):
         hidden, weight, argmax = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

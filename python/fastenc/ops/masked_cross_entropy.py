@@ -10,6 +10,7 @@ from torch import Tensor
 from fastenc._base import debug
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, widened
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.reference import masked_cross_entropy as reference
@@ -136,7 +137,7 @@ class _MaskedCrossEntropy(torch.autograd.Function):
         return reduce_losses(losses, reduction, count)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dloss):
         logits, labels, divisor = ctx.saved_tensors
         # The kept gradient is returned without a copy. A second backward computes it again.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, rotary_table, rotated
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
@@ -81,7 +82,7 @@ class _Rotary(torch.autograd.Function):
         return torch.ops.fastenc.rotary(x, table, cu_seqlens, max_seqlen, False)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         dx = torch.ops.fastenc.rotary(dy, *ctx.saved_tensors, ctx.max_seqlen, True)
         return dx, None, None, None

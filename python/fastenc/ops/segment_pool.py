@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, packed_inputs, sequences
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.dispatch import choose, declare
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
@@ -60,7 +61,7 @@ class _SegmentPool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy):
         dx = torch.ops.fastenc.segment_pool_bwd(dy, *ctx.saved_tensors, ctx.total_tokens, ctx.mode)
         return dx, None, None

@@ -15,6 +15,7 @@ from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.nn.stack import run_stack
 from fastenc.ops import dispatch, unpack
+from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def inputs_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
         return "it is being traced"
     if torch._C._functorch.maybe_current_level() is not None:
         return "it is inside a function transform (torch.func)"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if in_forward_mode():
         return "it is inside forward-mode differentiation"
     for name in (*INPUTS, GLOBAL_MASK):
         value = arguments.get(name)

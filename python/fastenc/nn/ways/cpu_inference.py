@@ -36,6 +36,7 @@ from fastenc.ops import (
     encoder_layer,  # noqa: F401  (defines the ops of a layer)
     gemm,
 )
+from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import check_cu_seqlens
 
 # With this many rows per thread, a thread computes all columns of its rows. With fewer, the threads share out the
@@ -65,6 +66,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
+    if in_forward_mode():
+        return "forward-mode differentiation is on"
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
     # Frozen weights were asked before they were packed.

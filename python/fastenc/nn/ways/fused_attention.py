@@ -20,6 +20,7 @@ from fastenc.ops import dispatch
 from fastenc.ops.attention import self_attention_call
 from fastenc.ops.attention_kernels import TENSORS
 from fastenc.ops.column_sum import column_sum
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.gemm import gemm
 
 
@@ -99,7 +100,7 @@ class FusedAttention(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, qkv_weight, out_weight, qkv, attended, lse, *rest = ctx.saved_tensors
         head_norms, tensors, saved = rest[:2], rest[2 : 2 + ctx.count], rest[2 + ctx.count :]

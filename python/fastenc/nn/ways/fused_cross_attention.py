@@ -18,6 +18,7 @@ from fastenc.ops import dispatch
 from fastenc.ops.attention import self_attention_call
 from fastenc.ops.attention_kernels import TENSORS
 from fastenc.ops.column_sum import column_sum
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.gemm import gemm
 
 
@@ -85,7 +86,7 @@ class FusedCrossAttention(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, states, query_weight, key_value_weight, out_weight, q, kv, attended, lse, *rest = (
             ctx.saved_tensors

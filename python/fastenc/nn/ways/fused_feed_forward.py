@@ -15,6 +15,7 @@ from fastenc.nn.ways.sublayer_end import (
 )
 from fastenc.ops import activation, checks, dispatch
 from fastenc.ops.column_sum import column_sum
+from fastenc.ops.derivatives import once_differentiable
 from fastenc.ops.gemm import gemm
 from fastenc.ops.linear_gelu import in_epilogue
 
@@ -83,7 +84,7 @@ class FusedFeedForward(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx, dy: Tensor | None, dsum: Tensor | None = None):
         x, up_weight, down_weight, up, up_bias, inner, mask, *saved = ctx.saved_tensors
         needs_x, needs_residual, needs_up, needs_up_bias, needs_down, *of_end = ctx.needs_input_grad

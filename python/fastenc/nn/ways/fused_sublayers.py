@@ -30,6 +30,7 @@ from fastenc.nn.ways.fused_feed_forward import FusedFeedForward
 from fastenc.nn.ways.sublayer_end import mask_state
 from fastenc.ops import checks, dispatch
 from fastenc.ops.attention import WIDEST, triton_limit
+from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import check_cu_seqlens
 
 WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than the plain one
@@ -72,7 +73,7 @@ def mode_reason() -> str | None:
         return "gradients are off"
     if torch._C._functorch.maybe_current_level() is not None:
         return "function transforms see through single ops only"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if in_forward_mode():
         return "forward-mode differentiation sees through single ops only"
     return None
 

@@ -15,6 +15,7 @@ from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_attention, cpu_inference, cpu_weights
 from fastenc.ops import activation, dispatch, int8_products, library
+from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
@@ -63,6 +64,8 @@ def call_reason(layer_call: LayerCall) -> str | None:
         return "torch.compile sees through single ops only"
     if torch.is_grad_enabled():
         return "gradients are on"
+    if in_forward_mode():
+        return "forward-mode differentiation is on"
     x = layer_call.state.x
     if dispatch.autocast_dtype(x.device.type):
         return "autocast is on"
