@@ -18,6 +18,11 @@ REASONS = {
         "The model's dtype, or autocast's, has no kernel on this device, or the extension is not compiled.",
         "float32 or bfloat16 on a CPU, also float16 on a GPU; see `fastenc info`.",
     ),
+    "its weights are on the meta device": (
+        "accelerate's offloading (`device_map` with `disk`, `cpu_offload`) brings a module's weights into memory when "
+        "the module is called, and the fused forward calls none.",
+        "Load the model without offloading, if it fits into memory.",
+    ),
     "its forward was replaced before it was patched": (
         "`model.forward = ...`, as by `accelerator.prepare` in mixed precision or a `device_map` over several devices.",
         "Patch first. After `accelerator.prepare`: `accelerator.unwrap_model(model, keep_fp32_wrapper=False)`, then "

@@ -63,3 +63,26 @@ def test_a_model_that_was_unwrapped_is_fused(accelerator):
         output = ours(**batch)
         assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
     assert not output.last_hidden_state[batch["attention_mask"] == 0].any()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_on_the_disk(tmp_path, frozen):
+    from accelerate import disk_offload
+
+    theirs, batch = model("bert"), padded_batch("bert")
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    if frozen:
+        fastenc.freeze(ours)
+    disk_offload(ours, tmp_path, execution_device=torch.device("cpu"))
+    with torch.no_grad(), pytest.warns(UserWarning, match="its weights are on the meta device"):
+        assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+
+
+def test_an_encoder_whose_weights_are_on_the_disk_says_so(tmp_path):
+    from accelerate import disk_offload
+
+    model("bert").save_pretrained(tmp_path)
+    encoder = fastenc.Encoder.from_pretrained(tmp_path)
+    disk_offload(encoder, tmp_path / "weights", execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="must be in memory, got weights on the meta device"):
+        encoder(fastenc.packing.pack(**padded_batch("bert")))

@@ -128,6 +128,7 @@ class Encoder(LayerStack, PretrainedModel):
             return EncoderOutput(
                 batch.hidden, pooled=self._pooled(batch.hidden, batch) if pooled else None
             )
+        self._check_weights(batch)
         self._check_length(batch)
         if not torch.compiler.is_compiling():
             check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
@@ -161,6 +162,14 @@ class Encoder(LayerStack, PretrainedModel):
             self._pooled(last, batch) if pooled else None,
             table,
         )
+
+    def _check_weights(self, batch: PackedBatch) -> None:
+        if self.embeddings.word.weight.is_meta and not batch.input_ids.is_meta:
+            raise ValueError(
+                "the encoder's weights must be in memory, got weights on the meta device: load them by "
+                "from_pretrained; accelerate's offloading is for modules whose forward is called, which an encoder's "
+                "modules' is not"
+            )
 
     def _check_length(self, batch: PackedBatch) -> None:
         positions, taken = self.config.max_positions, self.adapted.first_position

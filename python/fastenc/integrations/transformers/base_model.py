@@ -73,6 +73,8 @@ def inputs_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
         if name in INDICES and value.dtype not in (torch.int32, torch.int64):
             return f"{name} is {value.dtype}"
     weight = next(model.parameters())
+    if weight.is_meta:
+        return "its weights are on the meta device"
     reason = _dtype_reason(weight)
     if reason is None and (dtype := dispatch.autocast_dtype(weight.device.type)) is not None:
         reason = _dtype_reason(weight.new_empty(0, dtype=dtype))
