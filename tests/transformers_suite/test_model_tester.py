@@ -35,6 +35,8 @@ def test_the_fused_forward_is_what_is_tested(subject):
             model = model_class(config).eval()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*takes its own forward")
+            # RoFormer's head for multiple choice reads the row's last token, which is padding in this batch.
+            warnings.filterwarnings("ignore", ".*because the head reads padding")
             model(**case("test_training")._prepare_for_class(inputs, model_class))
 
 
