@@ -141,6 +141,27 @@ def test_spans_depend_on_seed_and_step_alone():
     assert torch.equal(static(data, 0)["labels"], torch.cat(shuffled))
 
 
+def test_static_spans_depend_on_the_seed_and_on_the_text():
+    """Texts of one layout, whose words alone differ, are masked at different places."""
+    words = [token for token in range(2000, 2300) if not CONTINUES[token]]
+    data = [[SPECIAL.cls, *words[start : start + 62], SPECIAL.sep] for start in (0, 100)]
+    places = lambda **options: (collator(static=True, **options)(data, 0)["labels"] != -100).split(
+        64
+    )
+    first, second = places()
+    assert not torch.equal(first, second) and not torch.equal(places(seed=1)[0], first)
+
+
+def test_a_span_begins_at_every_word_alike():
+    """One of ten words is masked in each of 500 texts."""
+    words = [token for token in range(2000, 2300) if not CONTINUES[token]][:10]
+    rows = [[SPECIAL.cls, *words, SPECIAL.sep]] * 500
+    labels = collator(probability=0.1, max_words=1)(rows, 0)["labels"].view(500, 12)
+    counts = (labels != -100).sum(0)
+    assert counts[0] == counts[-1] == 0
+    assert (counts[1:-1] - 50).abs().max() < 4 * math.sqrt(500 * 0.1 * 0.9)
+
+
 def build(dtype=torch.float32):
     torch.manual_seed(0)
     config = EncoderConfig(
