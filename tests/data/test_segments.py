@@ -1,9 +1,13 @@
+import math
+from collections import Counter
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from fastenc.data import read_texts, segment_pairs, train_tokenizer
-from fastenc.data.sentences import split_sentences
+from fastenc.data.segments import segment_pair_extents
+from fastenc.data.sentences import SentenceTokens, split_sentences
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer, special_tokens
 from tests.helpers.texts import TEXT
@@ -53,6 +57,48 @@ def test_nine_pairs_in_ten_are_full():
         longest = next(n for ids, n in starts.items() if tuple(following.first[:n]) == ids)
         full += len(pair.ids) + longest > 64
     assert len(pairs) > 300 and 0.88 < full / len(pairs) < 0.96
+
+
+def assert_uniform(values, expected):
+    """Each of the values occurs about equally often."""
+    counts, share = Counter(values), 1 / len(expected)
+    assert counts.keys() <= set(expected)
+    bound = 4 * math.sqrt(len(values) * share * (1 - share))
+    assert all(abs(counts[each] - len(values) * share) < bound for each in expected)
+
+
+def test_lengths_and_divisions_have_berts_probabilities():
+    """Of sentences of one token: 90 % of the pairs have all 10 tokens, the others 2 to 10, divided anywhere."""
+    ends = range(1, 50_001)
+    text = SentenceTokens(range(50_001), ends, ends[-1:])
+    pairs = [each[:3] for each in segment_pair_extents(text, 10, Random(0))]
+    assert all(stop == start for (_, _, stop), (start, _, _) in pairwise(pairs))
+    lengths = [stop - start for start, _, stop in pairs]
+    assert_uniform(
+        [split - start for start, split, stop in pairs if stop - start == 10], range(1, 10)
+    )
+    short, expected = sum(n < 10 for n in lengths) / len(pairs), 0.1 * 8 / 9
+    assert abs(short - expected) < 4 * math.sqrt(expected * (1 - expected) / len(pairs))
+    assert_uniform([n for n in lengths if n < 10], range(2, 10))
+
+
+def test_the_rest_of_a_document_is_divided_anywhere():
+    """Documents of four sentences of one token, each with a separator behind it."""
+    tokens = range(5 * 2000)
+    ends = [token for token in tokens if token % 5]
+    text = SentenceTokens(tokens, ends, range(4, len(tokens), 5))
+    pairs = list(segment_pair_extents(text, 20, Random(0)))
+    assert {start % 5 for start, *_ in pairs} <= {0, 2}
+    assert_uniform(
+        [split - start for start, split, stop, _ in pairs if stop - start == 4], [1, 2, 3]
+    )
+    assert all(number == start // 5 for start, _, _, number in pairs)
+
+
+def test_pairs_depend_on_the_seed():
+    tokenizer = train_tokenizer([TEXT], vocab_size=200)
+    first, again, other = (segment_pairs([TEXT * 9], tokenizer, 64, seed=n) for n in (0, 0, 1))
+    assert first == again != other
 
 
 def test_bad_input_is_named():

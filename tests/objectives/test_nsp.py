@@ -63,6 +63,12 @@ def test_half_of_the_pairs_are_wrong_in_the_way_defined(negatives):
     assert not (result["labels"][result["batch"].input_ids == SPECIAL.cls] != -100).any()
 
 
+def test_one_pair_in_two_is_wrong():
+    pair = SegmentPair(array("i", [SPECIAL.cls, 2000, SPECIAL.sep, 3000, SPECIAL.sep]), 2, 0)
+    labels = PairCollator(MlmCollator(TOKENIZER), [], "swapped")([pair] * 20_000, 0)["pair_labels"]
+    assert abs(labels.double().mean() - 0.5) < 4 * math.sqrt(0.25 / 20_000)
+
+
 def best_threshold(lengths, wrong):
     """The share of labels that the best threshold on the lengths predicts; both labels weigh the same."""
     bounds = lengths.unique()
@@ -114,6 +120,36 @@ def test_wrong_segments_come_from_every_other_document_alike():
     counts = Counter(others.sample(2, 1, draw)[0] - 3000 for _ in range(4000))
     assert counts[2] == 0
     assert all(abs(counts[n] - 1000) < 4 * math.sqrt(750) for n in (0, 1, 3, 4))
+
+
+def test_wrong_segments_are_searched_from_every_place_alike(monkeypatch):
+    """Two candidates of one length, in documents of two, three, one and four pairs."""
+    monkeypatch.setattr("fastenc.objectives.nsp.CANDIDATES", 2)
+    owners, draw = [0, 0, 1, 1, 1, 2, 3, 3, 3, 3], Random(0)
+    pairs = [SegmentPair(array("i", [1, 2, 3, n, 3]), 2, owner) for n, owner in enumerate(owners)]
+    others = OtherSegments(pairs)
+    for document in (1, 3):
+        counts = Counter(others.sample(document, 1, draw)[0] for _ in range(500))
+        wanted = [n for n, owner in enumerate(owners) if owner != document]
+        share = 1 / len(wanted)
+        bound = 4 * math.sqrt(500 * share * (1 - share))
+        assert counts.keys() == set(wanted)
+        assert all(abs(count - 500 * share) < bound for count in counts.values())
+
+
+def test_segments_of_one_length_are_drawn_alike_where_others_lie_between():
+    sizes, draw = (1, 1, 2, 2, 2, 1, 3), Random(0)
+    pair = lambda number, size: SegmentPair(array("i", [1, 2, 3, *[number] * size, 3]), 2, number)
+    others = OtherSegments([pair(number, size) for number, size in enumerate(sizes)])
+    counts = Counter(others.sample(6, 1, draw)[0] for _ in range(900))
+    assert counts.keys() == {0, 1, 5}
+    assert all(abs(count - 300) < 4 * math.sqrt(200) for count in counts.values())
+
+
+def test_a_longer_wrong_segment_keeps_its_beginning():
+    pair = lambda number: SegmentPair(array("i", [1, 2, 3, *range(10, 19), 3]), 2, number)
+    segment = OtherSegments([pair(0), pair(1)]).sample(0, 4, Random(0))
+    assert list(segment) == [10, 11, 12, 13]
 
 
 def test_wrong_segments_have_the_length_asked_for():
