@@ -88,6 +88,21 @@ def test_scores_and_gradients_agree_with_the_reference(name, dtype):
         assert_within_budget(gradient, values[key].grad, exact[key].grad, key)
 
 
+def test_first_weights_keep_the_size_of_the_words_vectors():
+    """1 / sqrt(width) before each layer; the bilinear form sums over both of its sides."""
+    boundary, biaffine = BoundaryScores(400, 3, 225, 30, True, True), BiaffineScores(400, 3, 99)
+    for weight, std in (
+        (boundary.project.weight, 1 / 20),
+        (boundary.attend.weight, 1 / 20),
+        (boundary.lengths.weight, 1 / 15),
+        (boundary.out.weight, 1 / 15),
+        (biaffine.project.weight, 1 / 20),
+        (biaffine.bilinear.weight.unflatten(0, (3, 100))[1:], 1 / 100),
+    ):
+        error = (2 * weight.numel()) ** -0.5  # of an estimated standard deviation
+        assert weight.std().item() == pytest.approx(std, rel=4 * error)
+
+
 @every_module
 def test_a_subset_of_spans_in_any_order(name):
     spans, windows = all_spans()

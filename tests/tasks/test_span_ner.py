@@ -109,6 +109,24 @@ def test_scores_come_from_the_first_subwords_of_every_family(family, tmp_path):
     close(loss, torch.nn.functional.cross_entropy(expected, labels), atol=1e-4)
 
 
+def test_words_are_dropped_before_the_head_in_training_alone():
+    """As transformers' heads do it: elements become 0 with the hidden dropout, the others grow."""
+    ours = SpanClassifier(TINY.replace(hidden_dropout_p=0.4), label_names=["X"]).train()
+    ours.encoder.eval()
+    batch = packed(padded_batch("bert"))
+    arguments, read = span_arguments(batch), []
+    ours.head.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    with torch.no_grad():
+        words = ours.encoder(batch).last_hidden_state[arguments["word_rows"]]
+        ours(batch, **arguments)
+        ours.eval()(batch, **arguments)
+    kept = read[0] != 0
+    close(read[0][kept], words[kept] / 0.6)
+    bound = 4 * (0.4 * 0.6 / kept.numel()) ** 0.5
+    assert abs(kept.double().mean().item() - 0.6) < bound
+    close(read[1], words)
+
+
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 def test_what_is_saved_is_loaded(representation, tmp_path):
     options = dict(representation=representation, span_size=7, max_span_words=3)
