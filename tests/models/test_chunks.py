@@ -144,6 +144,18 @@ def test_aggregation_is_a_loop_over_documents(aggregation):
         assert_within_budget(value, plain[name], truth[name], name)
 
 
+@pytest.mark.parametrize("family", ["megatron-bert", "esm"])
+def test_the_transformer_over_chunks_is_torchs_also_where_the_encoder_is_pre_norm(family):
+    module = chunk_aggregator("transformer", WIDE.replace(family=family), 8)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    vectors, counts = torch.randn(14, 32), [len(document) for document in LENGTHS]
+    with torch.no_grad():
+        ours = module(vectors, pack_documents(LENGTHS))
+        expected = aggregate_by_loop("transformer", module, vectors, counts)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_heads_of_the_mean_of_what_it_takes(family):
     """The head and the encoder compute the same as in a model without chunks, one document and one chunk at a time."""
