@@ -7,15 +7,18 @@ from itertools import permutations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fastenc
+from fastenc.adapt import freeze_encoder
 from fastenc.data import train_tokenizer
 from fastenc.models import CrossEncoder, EncoderConfig
 from fastenc.models.heads.relevance_losses import LIST_LOSSES
 from fastenc.tasks import Reranking, SparseEmbedding, task_of
 from fastenc.tasks.ranking_metrics import ranking_metrics
 from fastenc.train import TrainConfig, task_trainer
+from fastenc.train.log import read_log
 from tests.helpers.commands import run
 
 TEXTS = {
@@ -322,6 +325,47 @@ def test_from_files_to_files(base, tmp_path):
     assert [len(row["scores"]) for row in predicted] == [1, 2]
 
 
+@pytest.mark.parametrize("activation", ["Sigmoid", "Identity", "Tanh"])
+def test_scores_have_the_activation_of_the_folder(activation, base, tmp_path):
+    from sentence_transformers import CrossEncoder as Peer
+
+    model = CrossEncoder.from_pretrained(base, activation=activation)
+    model.save_pretrained(tmp_path)
+    pairs = [(query, text) for query, (texts, _, _) in TEXTS.items() for text in texts]
+    found = fastenc.predictor(tmp_path).predict(pairs)
+    expected = Peer(str(tmp_path), device="cpu").predict(pairs)
+    assert [row["score"] for row in found] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["binary-cross-entropy", "listnet"])
+def test_cached_features_are_the_first_vector_of_each_pair(loss, base, tmp_path):
+    from transformers import BertModel
+
+    path = write(tmp_path, lists=False)
+    path.write_text(path.read_text().replace('"label": 2', '"label": 1'))
+    task = Reranking(loss=loss, tokens_at_once=40)
+    data = task.read(path)
+    model = task.load(base, data)
+    freeze_encoder(model)
+    config = TrainConfig(tmp_path / "run", max_steps=1, learning_rate=1e-9)
+    trainer = task_trainer(task, model, data, config, dev=data, features=tmp_path / "kept")
+    (file,) = tmp_path.glob("kept/*/*.safetensors")
+    theirs = BertModel.from_pretrained(base).eval()
+    examples = task.encode(data, model)
+    with torch.no_grad():
+        first = [
+            theirs(torch.tensor([ids]), token_type_ids=torch.tensor([types])).last_hidden_state[
+                0, 0
+            ]
+            for each in examples
+            for ids, types in zip(each.pairs, each.token_type_ids, strict=True)
+        ]
+    torch.testing.assert_close(load_file(file)["vectors"], torch.stack(first), rtol=0, atol=1e-5)
+    whole = task.evaluate(model, data, examples)["loss"]
+    assert trainer.train()["loss"] == pytest.approx(whole, rel=1e-5)
+    assert read_log(tmp_path / "run" / "log.jsonl")[0]["loss"] == pytest.approx(whole, rel=1e-5)
+
+
 def test_errors(base, tmp_path, monkeypatch):
     for options, message in (
         ({"loss": "hinge"}, "loss must be one of binary-cross-entropy"),
@@ -339,6 +383,7 @@ def test_errors(base, tmp_path, monkeypatch):
 
     row = {"query": "a", "document": "b", "label": 1}
     fails("line 1: labels of binary-cross-entropy must be from 0 to 1, got 3", {**row, "label": 3})
+    fails("must be from 0 to 1, got -0.5", {**row, "label": -0.5})
     fails("no query has two documents with different labels", row, loss="listnet")
     fails("must hold a list with a number for each of the 2", {**row, "document": ["b", "c"]})
     fails("must hold a text or a list of texts, got 3", {**row, "document": 3})
