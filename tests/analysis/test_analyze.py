@@ -29,6 +29,7 @@ from fastenc.analysis import (
     static_correlation,
     vectors_by_layer,
 )
+from fastenc.analysis.analyze import _plan
 from fastenc.analysis.data_files import names_of, train_and_test
 from fastenc.analysis.figures import (
     INK,
@@ -166,12 +167,39 @@ def test_only_what_the_data_allow(encoder, data, tmp_path):
     assert counts == [1, 2, 2, 1, 0, 0]
 
 
+def test_relations_are_those_of_dev_and_no_figure_uses_more_sentences(
+    encoder, tmp_path, monkeypatch
+):
+    tree = lambda noun: TREE.format(noun=noun, verb="is")
+    (tmp_path / "train.conllu").write_text("".join(map(tree, ("bank", "river", "money"))))
+    (tmp_path / "dev.conllu").write_text("".join(map(tree, ("spring", "cat", "dog"))))
+    given = {}
+    for name in ("relations", "anisotropy"):
+        keep = lambda encoder, data, title, name=name: given.update({name: data})
+        monkeypatch.setattr(f"fastenc.analysis.sections.{name}_figure", keep)
+    for section in _plan(encoder, tmp_path, None, 2, 2, "pca", None):
+        if section.name in ("relations", "anisotropy"):
+            section.make("")
+    assert [each.words[1] for each in given["relations"]] == ["spring", "dog"]
+    assert [words[1] for words in given["anisotropy"]] == ["bank", "money"]
+    lines = ["word\tindex\tsense\tsentence", *("\t".join(map(str, row)) for row in SENSES)]
+    (tmp_path / "senses.tsv").write_text("\n".join(lines))
+    for path in tmp_path.glob("*.conllu"):
+        path.unlink()
+    for section in _plan(encoder, tmp_path, None, 2, 2, "pca", None):
+        if section.name == "anisotropy":
+            section.make("")
+    assert given["anisotropy"] == [SENSES[0][3].split(), SENSES[3][3].split()]
+
+
 def test_files_of_several_corpora(tmp_path):
     paths = [
         tmp_path / name for name in ("a/test.tsv", "a/train.tsv", "b/dev.tsv", "b/train.tsv.gz")
     ]
     assert train_and_test(paths) == [paths[1], paths[0]]
     assert train_and_test(paths[2:3]) == paths[2:3] and train_and_test([]) == []
+    several = [tmp_path / "a" / name for name in ("a_test.tsv", "dev.tsv", "train.tsv")]
+    assert train_and_test(several) == [several[2], several[1]]
     assert names_of(paths) == ["test", "a/train", "dev", "b/train"]
 
 
@@ -185,7 +213,8 @@ def test_what_probes_learn(data, tmp_path):
         assert part.sentences == [SENSES[i][3].split() for i in chosen]
         for i, labels, keys in zip(chosen, part.labels, part.control_keys, strict=True):
             word, index, sense, _ = SENSES[i]
-            assert labels[index] == f"{word}: {sense}" and keys[index].endswith(f" {word}")
+            assert labels[index] == f"{word}: {sense}"
+            assert keys[index] == f"{part.sentences[chosen.index(i)][index - 1]} {word}"
             assert sum(each is not None for each in labels) == 1
     assert [len(part.sentences) for part in labelled_words(find_data(data), 2)["relation"]] == [
         2,
@@ -193,6 +222,18 @@ def test_what_probes_learn(data, tmp_path):
     ]
     (tmp_path / "train.conll").write_text("the O\nbank B-ORG\n\n")
     assert not labelled_words(find_data(tmp_path), 100), "one type alone is nothing to tell apart"
+
+
+def test_sentences_without_a_label_are_no_examples(tmp_path):
+    labelled = [f"word{i} B-{'AB'[i // 2]}\n\n" for i in range(4)]
+    (tmp_path / "train.conll").write_text("nothing O\n\n".join(["", *labelled]))
+    train, test = labelled_words(find_data(tmp_path), 4)["entity"]
+    assert train.sentences == [["word0"], ["word2"]] and test.sentences == [["word1"], ["word3"]]
+
+
+def test_scored_texts_are_found(tmp_path):
+    (tmp_path / "x.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\n")
+    assert find_data(tmp_path).text_pairs == [tmp_path / "x.tsv"]
 
 
 def test_analogies_by_both_kinds_of_vectors(encoder, tmp_path):
@@ -347,11 +388,19 @@ def test_a_mix_weighs_the_layer_that_knows():
         config = type("Config", (), {"num_layers": 2, "hidden_size": 8})
 
         def embed_words(self, sentences, **options):
-            return WordVectors(states.flatten(1), torch.arange(401))
+            return WordVectors(states.flatten(1), torch.arange(len(states) + 1))
 
     data = LabelledWords([["w"]] * 400, [[str(int(label))] for label in labels])
     weights = learn_mix(Stub(), data).weights
     assert weights.argmax() == 1 and weights[1] > 1.5 * weights[[0, 2]].max()
+    # Neither the size nor the mean of a layer's vectors counts.
+    states = states * torch.tensor([100.0, 0.1, 1.0])[:, None] + 3
+    torch.testing.assert_close(learn_mix(Stub(), data).weights, weights, rtol=1e-3, atol=1e-3)
+    # Words without a label lie between the others.
+    states = torch.stack((states[1:].roll(7, 0), states[:-1]), 1).flatten(0, 1)
+    data = LabelledWords([["v", "w"]] * 399, [[None, str(int(label))] for label in labels[:-1]])
+    again = learn_mix(Stub(), data).weights
+    assert again.argmax() == 1 and again[1] > 1.5 * again[[0, 2]].max()
 
 
 def test_figures_hold_what_they_show(tmp_path):

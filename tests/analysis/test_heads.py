@@ -237,6 +237,33 @@ def test_probes_are_scikit_learns_on_each_layers_vectors(pair, tmp_path):
     assert majority_accuracy(train, test) == pytest.approx(np.mean([f == most for f in flat]))
 
 
+def test_probes_see_standardised_vectors_and_controls_the_labels_of_keys(pair, monkeypatch):
+    """All words have one control key, so they have one random label, which is easily learnt."""
+    from sklearn.preprocessing import StandardScaler
+
+    from fastenc.analysis import probes
+
+    ours, _ = pair
+    seen, accuracy = [], probes._accuracy
+    monkeypatch.setattr(probes, "_accuracy", lambda x, *rest: seen.append(x) or accuracy(x, *rest))
+    draw = np.random.default_rng(0)
+    sets = []
+    for _ in range(2):
+        sentences = [list(draw.choice(["the", "dog", "sees", "a"], 5)) for _ in range(8)]
+        labels = [list(draw.choice(["x", "y"], 5)) for _ in range(8)]
+        sets.append(LabelledWords(sentences, labels, [["k"] * 5] * 8))
+    scores = probe_by_layer(ours, *sets)
+    assert all(score.accuracy < score.control == 1 for score in scores)
+    for layer in range(3):
+        train, test = (
+            ours.embed_words(data.sentences, layers=(layer,)).vectors.double().numpy()
+            for data in sets
+        )
+        scaler = StandardScaler().fit(train)
+        for given, plain in zip(seen[2 * layer], (train, test), strict=True):
+            np.testing.assert_allclose(given, scaler.transform(plain), rtol=1e-3, atol=1e-3)
+
+
 def test_control_labels_belong_to_words_and_follow_the_frequencies():
     from fastenc.analysis.probes import _control
 

@@ -212,6 +212,23 @@ def test_self_similarity_is_the_mean_over_pairs_of_occurrences(encoder, monkeypa
         assert interval == pytest.approx(mean_interval(means), rel=1e-5)
 
 
+def test_a_words_case_does_not_matter_and_the_layer_is_that_asked_for(encoder):
+    sentences = [["A", "Dog"], ["the", "dog", "runs"]]
+    for layer in (0, 1):
+        (only,) = similarity_by_frequency(encoder, sentences, layer=layer)
+        rows = encoder.embed_words(sentences, layers=(layer,)).vectors[[1, 3]].numpy()
+        assert (only.low, only.high, only.words) == (2, 4, 1)
+        assert only.similarity == pytest.approx(cosine_similarity(rows)[0, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "max"])
+def test_sentence_moments_are_those_of_the_pooling(encoder, pooling):
+    moments = sentence_moments(encoder, TEXTS, pooling)
+    plain = encoder.encode(TEXTS, pooling=pooling, normalize=False).numpy()
+    np.testing.assert_allclose(moments.mean, plain.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(moments.std, plain.std(0), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
     encoder, tmp_path, normalize

@@ -14,6 +14,7 @@ from fastenc.analysis import (
     StaticVectors,
     compare_neighbours,
     distill_static,
+    isolated_vectors,
     read_analogies,
     read_static_vectors,
     score_analogies,
@@ -271,6 +272,13 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
         assert occurrence.static == static.neighbours(sentence[position], 2)
     with pytest.raises(ValueError, match=r"index must be from 0 to 3 in the sentence .* got 9"):
         compare_neighbours(encoder, [(pool[0], 9)], pool, static)
+
+
+def test_a_word_by_itself_is_in_lower_case_and_in_the_layer_asked_for(encoder):
+    vectors = isolated_vectors(encoder, [["Dog", "runs"], ["dog"]], layers=(1,))
+    expected = encoder.embed_words([["dog"], ["runs"]], layers=(1,)).vectors
+    assert vectors.words == ["dog", "runs"]
+    assert torch.equal(vectors[["dog", "runs"]], expected)
 
 
 class RandomVectors:
