@@ -117,15 +117,15 @@ def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
 
 def test_analogies_from_a_file(tmp_path):
     path = tmp_path / "questions.txt"
-    path.write_text(": capitals\nA a B b\nA a C c\n: other\nX x Y y\n")
+    path.write_text(": capitals of states\nA a B b\nA a C c\n: other\nX x Y y\n")
     sections = read_analogies(path)
-    assert sections["capitals"] == [("A", "a", "B", "b"), ("A", "a", "C", "c")]
+    assert sections["capitals of states"] == [("A", "a", "B", "b"), ("A", "a", "C", "c")]
     words = ["A", "a", "B", "b", "C", "c", "z"]
     matrix = torch.tensor(
         [[1, 0, 0], [1, 0, 3], [0, 1, 0], [0, 1, 3.0], [1, 1, 0], [9, -9, 0], [0.9, 1, 2]]
     )
     scores = score_analogies(StaticVectors.of(words, matrix), sections)
-    assert scores["capitals"] == (1, 2, 2) and scores["other"] == (0, 0, 1)
+    assert scores["capitals of states"] == (1, 2, 2) and scores["other"] == (0, 0, 1)
     path.write_text("a b c\n")
     with pytest.raises(ValueError, match="line 1: a question must have four words, got 3"):
         read_analogies(path)
@@ -172,6 +172,10 @@ def test_other_bad_files(tmp_path, matrix):
     write_text(path, WORDS, matrix, header=False)
     path.write_text(path.read_text().replace("king ", "king 0.5x ", 1).replace("of ", "", 1))
     with pytest.raises(ValueError, match="line 8: a line must have a word and 6 numbers"):
+        read_static_vectors(path)
+    write_text(path, WORDS, matrix)
+    path.write_text(path.read_text().replace("of ", "", 1))
+    with pytest.raises(ValueError, match="line 9: a line must have a word and 6 numbers"):
         read_static_vectors(path)
     path.write_text("old\tnew\t1.58\n")
     with pytest.raises(

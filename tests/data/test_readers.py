@@ -116,6 +116,8 @@ def test_several_labels_a_text(tmp_path):
         data = read_labelled(path, multi_label=True)
         assert data.label_names == ["blue", "red"]
         assert data.labels == [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+        data = read_labelled(path, label_names=["red", "green", "blue"], multi_label=True)
+        assert data.labels == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
     message = r"x.tsv, line 2: label 'red' is not one of the training set's \['blue'\]"
     with pytest.raises(ValueError, match=message):
         read_labelled(tsv, label_names=["blue"], multi_label=True)

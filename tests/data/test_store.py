@@ -19,6 +19,7 @@ from fastenc.data import (
     segment_pairs,
     write_store,
 )
+from fastenc.data.store import fingerprint
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.text import load_tokenizer
 from tests.helpers import ROOT
@@ -104,6 +105,24 @@ def test_languages_stand_apart_and_empty_documents_are_counted(tmp_path):
     assert (first.start, first.stop, second.start, second.stop) == (0, 76, 76, 105)
     assert first.share == pytest.approx(76 / 105)
     assert examples.groups(0.0)[1].share == pytest.approx(0.5)
+
+
+def test_few_examples_of_a_large_store_are_held_out(tmp_path, monkeypatch):
+    """One in twenty, but at most six: three of each of two languages."""
+    monkeypatch.setattr("fastenc.data.store.HELD_OUT_LIMIT", 6)
+    texts = {"en": documents(80), "mt": documents(30)}
+    made = write_store(tmp_path / "s", texts, word_tokenizer())
+    held_out = made.examples("doc-sentences", 32, subset="held_out")
+    assert held_out.languages == {"en": 3, "mt": 1}
+    assert made.examples("doc-sentences", 32).languages == {"en": 77, "mt": 29}
+
+
+def test_a_fingerprint_is_that_of_what_makes_the_tokens():
+    same, other = word_tokenizer(), word_tokenizer()
+    same.enable_padding(length=9)
+    same.enable_truncation(9)
+    other.normalizer = tokenizers.normalizers.Lowercase()
+    assert fingerprint(same) == fingerprint(word_tokenizer()) != fingerprint(other)
 
 
 def test_processes_and_resuming_change_nothing(store, tmp_path):

@@ -2,6 +2,8 @@ import json
 import sys
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 from transformers import (
     AutoTokenizer,
     BertTokenizerFast,
@@ -202,6 +204,9 @@ def test_t5s_tokenizer_loads_in_transformers(tmp_path):
     assert sentinel_ids(tokenizer) == list(range(size - 1, size - 101, -1))
     with pytest.raises(ValueError, match="no token '<mask>'"):
         _ = special.mask
+    # In mT5's vocabulary a sentinel is a piece that begins a word.
+    pieces = [("<unk>", 0.0), ("▁<extra_id_1>", -1.0), ("▁<extra_id_0>", -1.0)]
+    assert sentinel_ids(Tokenizer(Unigram(pieces, 0))) == [2, 1]
     with pytest.raises(ValueError, match=r"must have T5's sentinels <extra_id_0>, .* got none"):
         sentinel_ids(load_tokenizer(minilm_folder()))
     with pytest.raises(ValueError, match="vocab_size must hold the 106 special tokens"):
@@ -220,6 +225,16 @@ def test_rare_characters_do_not_crowd_out_words():
     tokenizer = train_tokenizer(texts, vocab_size=1100)
     assert tokenizer.get_vocab_size() <= 1100
     assert "encyclopedia" in tokenizer.get_vocab()
+
+
+def test_an_eighth_of_the_vocabulary_is_for_the_characters_of_most_occurrences():
+    """200 characters in two words each, once; 1,100 in one word each, three times."""
+    characters = [chr(0xAC00 + i) for i in range(1300)]
+    rare, frequent = characters[:200], characters[200:]
+    texts = [" ".join(frequent)] * 3 + [" ".join(rare), " ".join(f"a{each}" for each in rare)]
+    vocabulary = train_tokenizer(texts, vocab_size=8800, lowercase=False).get_vocab()
+    assert not vocabulary.keys() & set(rare)
+    assert len(vocabulary.keys() & set(frequent)) == 8800 / 8 - 1, "the other one is a"
 
 
 class Watched(str):

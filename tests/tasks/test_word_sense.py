@@ -8,13 +8,17 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score
 from sklearn.metrics.pairwise import cosine_similarity
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from fastenc.data import train_tokenizer
-from fastenc.data.senses import encode_senses, read_senses
+from fastenc.data.senses import SenseData, Target, encode_senses, read_senses
 from fastenc.models import Encoder, WordSenseModel
 from fastenc.models.heads.sense_model import nearest
 from fastenc.tasks import WordSense
 from fastenc.tasks.word_sense import SensePrediction, accuracy_by_lemma, sense_metrics
+from fastenc.text.special_tokens import BERT_TOKENS
 from fastenc.train import TrainConfig, task_trainer
 from tests.helpers.commands import run as run_command
 from tests.helpers.families import model
@@ -97,6 +101,28 @@ def test_nearest_centroids_are_numpys(base, files, tmp_path, layers):
     torch.testing.assert_close(again.inventory.vectors, ours.inventory.vectors)
     assert again.layers == layers and again.inventory.senses == ours.inventory.senses
     assert task.predict(again, dev) == task.predict(ours, dev)
+
+
+@pytest.mark.parametrize(
+    ("word", "letters", "max_length", "inside", "span"),
+    [
+        (6, 3, 20, "xxxxxxbBBxxxxx", (7, 10)),
+        (6, 3, 9, "xxbBBxx", (3, 6)),
+        (0, 3, 9, "bBBxxxx", (1, 4)),
+        (11, 3, 9, "xxxxbBB", (5, 8)),
+        (6, 9, 7, "bBBBB", (1, 6)),
+    ],
+)
+def test_a_target_has_all_tokens_of_its_word_in_the_middle(word, letters, max_length, inside, span):
+    """Of twelve words, the target alone has several tokens: b ##b ##b."""
+    vocabulary = {t: i for i, t in enumerate([*BERT_TOKENS, "x", "b", "##b"])}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    words = ["x"] * word + ["b" * letters] + ["x"] * (11 - word)
+    data = SenseData([words], [Target(0, word, "b", (), "line 1")])
+    (example,) = encode_senses(data, tokenizer, max_length)
+    assert example.input_ids == [2, *(5 + "xbB".index(each) for each in inside), 3]
+    assert example.spans == [span]
 
 
 def test_layers_are_chosen_on_dev(base, files, tmp_path):
