@@ -64,6 +64,17 @@ def test_ceilings_report_what_was_measured_only():
     assert list(ceilings.as_json()["product_TFLOP_per_s"]) == ["bfloat16"]
 
 
+def test_rates_are_those_of_what_a_call_reads_writes_and_multiplies(monkeypatch):
+    """A call of half a second: 64 KiB read and as many written, and 32³ products and sums."""
+    ceilings = small_ceilings()
+    monkeypatch.setattr(ceilings, "_median", lambda function: 0.5)
+    assert ceilings.bandwidth == 2 * 2 * 65536
+    assert ceilings.product(torch.float32) == 2 * 2 * 32**3
+    measured = ceilings.as_json()
+    assert measured["copy_GB_per_s"] == 262144e-9 and measured["copy_MB"] == 0.065536
+    assert measured["product_TFLOP_per_s"] == {"float32": 131072e-12}
+
+
 def test_work_counts_each_operand_once_and_views_never():
     a, b = torch.randn(5, 7), torch.randn(7, 3)
     (op_call,) = count(lambda: a @ b)
@@ -143,6 +154,30 @@ def test_flops_of_a_forward_are_those_of_transformers_own_model(family, changes)
     assert encoder_flops(config, lengths) == counter.get_total_flops() - other
 
 
+def test_flops_of_the_masked_lm_head_are_those_of_transformers():
+    """ALBERT's embeddings are narrower than its layers."""
+    theirs = families.model("albert", "ForMaskedLM", embedding_size=24)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        theirs(**families.padded_batch("albert", (12,) * 3))
+    encoder = sum(counter.get_flop_counts()["AlbertForMaskedLM.albert"].values())
+    config = EncoderConfig.from_hf(theirs.config.to_dict())
+    head = encoder_flops(config, (12,) * 3, labelled=36) - encoder_flops(config, (12,) * 3)
+    assert head == counter.get_total_flops() - encoder > 0
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2", "big_bird-sparse"])
+def test_flops_of_texts_are_those_that_the_ops_count_for_them(family):
+    """The difference of two batches of one longest text, whose tables of relative positions are the same."""
+    config = EncoderConfig.from_hf(families.config(family).to_dict()).replace(pooler=False)
+    encoder = fastenc.Encoder(config)
+    counted, expected = [], []
+    for lengths in ((30, 17, 9), (30,)):
+        step = models.inference_step(encoder, lengths, CPU)
+        counted.append(sum(each.work.flops for each in count(step)))
+        expected.append(encoder_flops(config, lengths))
+    assert counted[0] - counted[1] == expected[0] - expected[1]
+
+
 @pytest.mark.parametrize("window", [(-1, -1), (0, 0), (2, 3), (-1, 4), (50, 1)])
 def test_flops_of_a_window_are_those_of_the_pairs_that_it_leaves(window):
     lengths, heads, dim = [1, 0, 9, 30], 2, 16
@@ -197,7 +232,14 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
         step = models.training_step(MaskedLM(SMALL), [9, 4], CPU, autocast=False)
     else:
         step = models.inference_step(fastenc.Encoder(SMALL), [9, 4], CPU)
-    profile = profile_step(step, CPU, small_ceilings(), tmp_path / "trace.json")
+    ceilings = small_ceilings()
+    profile = profile_step(step, CPU, ceilings, tmp_path / "trace.json")
+    calls = count(step)
+    for row in profile.rows:
+        works = [c.work for c in calls if (c.name, c.shapes) == (row.op, row.shapes)]
+        assert row.bytes == sum(work.bytes for work in works)
+        assert row.flops == sum(work.flops for work in works)
+        assert row.floor_seconds == pytest.approx(sum(map(ceilings.floor, works)))
     rows = {row.op: row for row in profile.rows}
     if training:
         wanted = {"fastenc::attention_bwd", "fastenc::layer_norm_bwd", "aten::_fused_adamw_"}
@@ -219,6 +261,18 @@ def test_profile_lists_every_op_of_a_step(training, tmp_path):
         for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     }
     assert wanted <= names, "the trace holds the ops by name"
+
+
+def test_a_step_of_training_predicts_the_usual_share_of_the_tokens():
+    """Devlin et al. 2018: 15 %."""
+    model, given = MaskedLM(SMALL), []
+    hook = lambda module, arguments, options: given.append((*arguments, options["max_labels"]))
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    models.training_step(model, [40] * 50, CPU, autocast=False)()
+    ((batch, labels, max_labels),) = given
+    chosen = labels != -100
+    assert int(chosen.sum()) == max_labels and torch.equal(labels[chosen], batch.input_ids[chosen])
+    assert abs(max_labels / 2000 - 0.15) < 4 * (0.15 * 0.85 / 2000) ** 0.5
 
 
 def test_kernels_are_matched_to_the_op_that_launched_them():
