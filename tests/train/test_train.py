@@ -116,6 +116,12 @@ def test_steps_of_a_run_are_known_before_it(options, processes, steps):
     assert TrainConfig("runs", **options).steps_over(67349, processes) == steps
 
 
+def test_the_sequences_of_a_step_are_divided_over_the_processes():
+    config = TrainConfig("runs", batch_size=8, global_batch_size=96)
+    assert [config.micro_batches(processes) for processes in (1, 2, 3)] == [12, 6, 4]
+    assert TrainConfig("runs", accumulation=5).micro_batches(3) == 5
+
+
 def test_the_default_rate_falls_with_width_and_length():
     assert fine_tuning_lr(768) == fine_tuning_lr(768, steps=1000) == 5e-5
     assert fine_tuning_lr(384, "lora", steps=200) == pytest.approx(1e-3)
