@@ -19,6 +19,7 @@ from fastenc.text import LongTexts
 from fastenc.text.long_texts import AGGREGATIONS
 from fastenc.train import TrainConfig, task_trainer
 from fastenc.train.optimizer import parameter_groups
+from tests.helpers.compiled import compiled_once
 from tests.helpers.training_run import WORDS, assert_bitwise_equal, weights, word_tokenizer
 
 # The lengths of the chunks, for each document.
@@ -229,7 +230,7 @@ def test_compiles_without_breaks(aggregation, training):
     torch.compiler.reset()
     # A layer takes seconds to compile.
     model = classifier(aggregation, num_layers=1).train(training)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(model)
     for lengths in (LENGTHS, [[9, 3], [5] * 4]):
         batch, described = packed(documents(lengths), 20)
         with torch.set_grad_enabled(training):

@@ -5,6 +5,7 @@ import torch
 
 from fastenc.models.heads.span_scores import BiaffineScores, BoundaryScores
 from fastenc.testing import assert_within_budget
+from tests.helpers.compiled import compiled_once
 from tests.helpers.references import span_scores as reference
 
 WIDTH, SIZE, LABELS, LONGEST = 24, 10, 5, 4
@@ -157,7 +158,7 @@ def test_no_spans_and_single_words(name):
 @pytest.mark.parametrize("name", ["attention, lengths", "biaffine"])
 def test_compiles_as_one_graph(name):
     module = made(name)
-    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(module)
     for sentences in ((5, 2, 9), (3, 11)):
         spans, windows = all_spans(sentences)
         words = torch.randn(sum(sentences), WIDTH)

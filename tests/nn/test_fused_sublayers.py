@@ -15,6 +15,7 @@ from fastenc.nn.ways.fused_sublayers import run_fused_sublayers
 from fastenc.packing import pack_sequences
 from fastenc.testing import assert_within_budget
 from tests.helpers.attention_cases import EDGE_LENGTHS
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 from tests.helpers.layers import INNER, KINDS, Layer, exact_gradients, gradients, widened
 from tests.helpers.products import widening_products_on_cpu
@@ -189,7 +190,7 @@ def test_checkpointing_and_parameter_hooks(variant):
 def test_compiled_it_is_made_of_single_ops():
     config = EncoderConfig(50, 32, 2, 2, 48, 16, hidden_dropout_p=0.0, attention_dropout_p=0.0)
     model = Encoder(config)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled = compiled_once(model)
     for sequences in ([[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10], [4, 5], [1]]):
         batch = pack_sequences(sequences)
         results = []

@@ -20,6 +20,7 @@ from tests.helpers.attention_cases import (
     small_call,
     with_extreme_scores,
 )
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 
 
@@ -329,7 +330,7 @@ def test_registration_passes_opcheck():
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 def test_torch_compile_takes_a_window_and_a_bias_with_dynamic_shapes(impl):
     options = {"window_size": (9, 9), "impl": impl}
-    compiled = torch.compile(
+    compiled = compiled_once(
         lambda q, k, v, cu_q, cu_k, longest_q, longest_k, table: (
             cross_attention(
                 q, k, v, cu_q, cu_k, longest_q, longest_k, relative_bias=table, **options
@@ -337,8 +338,6 @@ def test_torch_compile_takes_a_window_and_a_bias_with_dynamic_shapes(impl):
             .square()
             .sum()
         ),
-        fullgraph=True,
-        dynamic=True,
         backend="eager",
     )
     for lengths_q, lengths_k in (((3, 5), (4, 8)), ((7, 2, 9), (6, 3, 10))):
@@ -354,13 +353,10 @@ def test_torch_compile_takes_a_window_and_a_bias_with_dynamic_shapes(impl):
 
 @needs_cpp
 def test_torch_compile_takes_cpp_with_dynamic_shapes():
-    compiled = torch.compile(
+    compiled = compiled_once(
         lambda q, k, v, cu_q, cu_k, longest_q, longest_k: cross_attention(
             q, k, v, cu_q, cu_k, longest_q, longest_k, return_lse=True, impl="cpp"
         ),
-        fullgraph=True,
-        dynamic=True,
-        backend="aot_eager",
     )
     for lengths_q, lengths_k in (((3, 5), (4, 8)), ((7, 2, 9), (6, 3, 10))):
         case = Case(lengths_q, lengths_k)

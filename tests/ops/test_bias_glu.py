@@ -8,6 +8,7 @@ from fastenc.ops.activation import GATED
 from fastenc.reference import bias_glu as reference
 from fastenc.testing import assert_within_budget
 from tests.helpers.bias_glu import TORCHS, plain
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 
 
@@ -82,9 +83,7 @@ def test_registration_passes_opcheck():
 
 @needs_cpp
 def test_torch_compile_full_graph_and_dynamic_shapes():
-    compiled = torch.compile(
-        lambda x, b: bias_glu(x, b).sum(), fullgraph=True, dynamic=True, backend="aot_eager"
-    )
+    compiled = compiled_once(lambda x, b: bias_glu(x, b).sum())
     bias = torch.randn(40, requires_grad=True)
     for rows in (3, 7):
         x = torch.randn(rows, 40, requires_grad=True)

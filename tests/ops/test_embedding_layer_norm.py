@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
+from tests.helpers.compiled import compiled_once
 from tests.helpers.embedding_layer_norm import (
     check_budget,
     check_constant_rows,
@@ -186,7 +187,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
     def loss(tables, ids):
         return decoded(*tied_embedding_layer_norm(**ids, **tables))
 
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(loss)
     for tokens in (20, 31):
         ids, tables = inputs(tokens, 30, 40, torch.float32)
         ours = torch.autograd.grad(compiled(tables, ids), list(tables.values()))

@@ -6,6 +6,7 @@ from fastenc import nn as fnn
 from fastenc.ops import layer_norm, rms_norm
 from fastenc.reference import layer_norm as reference
 from fastenc.testing import assert_within_budget
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 from tests.helpers.layer_norm import (
     NAMES,
@@ -165,7 +166,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(fused):
         y, h = layer_norm(x, w, residual=2 * x if fused else None, return_residual_sum=True)
         return (y * h).sum()
 
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(loss)
     w = torch.randn(40, requires_grad=True)
     for rows in (3, 7):
         x = torch.randn(rows, 40, requires_grad=True)

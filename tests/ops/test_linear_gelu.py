@@ -6,6 +6,7 @@ from fastenc.ops import linear_gelu
 from fastenc.ops.linear_gelu import SWITCH
 from fastenc.reference import linear_gelu as reference
 from fastenc.testing import assert_within_budget
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 
 NAMES = ("x", "up_weight", "up_bias", "down_weight")
@@ -58,7 +59,7 @@ def test_autocast_casts_every_input(impl):
 
 @needs_cpp
 def test_torch_compile_full_graph_and_dynamic_shapes():
-    compiled = torch.compile(linear_gelu, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(linear_gelu)
     for rows in (3, 7):
         inputs = inputs_of(rows)
         actual, expected = compiled(*inputs), plain(*inputs)

@@ -10,6 +10,7 @@ from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.ops.labelled import select_labelled
 from fastenc.reference import masked_cross_entropy as reference
 from fastenc.testing import assert_within_budget
+from tests.helpers.compiled import compiled_once
 from tests.helpers.cross_entropy import (
     check_ignored_rows_are_never_read,
     check_loss_and_gradient,
@@ -118,9 +119,7 @@ def test_registration_passes_opcheck():
 
 @needs_cpp
 def test_torch_compile_full_graph_and_dynamic_shapes():
-    compiled = torch.compile(
-        masked_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager"
-    )
+    compiled = compiled_once(masked_cross_entropy)
     for rows in (4, 9):
         logits, labels = torch.randn(rows, 50, requires_grad=True), labels_for(rows, 50, 0.8)
         labels[0] = 3

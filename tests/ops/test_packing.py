@@ -5,6 +5,7 @@ import torch
 
 from fastenc import ops, packing
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 from tests.helpers.packing import batch_of, check_both_ways
 
@@ -82,7 +83,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(impl):
     def through_padding(x, batch):
         return ops.unpack(ops.pack(x, batch, impl=impl).square(), batch, impl=impl)
 
-    compiled = torch.compile(through_padding, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = compiled_once(through_padding)
     for lengths, length in (([3, 4], 5), ([5, 1, 6], 8)):
         batch, mask = batch_of(lengths, length)
         x = torch.randn(len(lengths), length, 4, requires_grad=True)

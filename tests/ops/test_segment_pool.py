@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fastenc.ops import segment_pool
+from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
 from tests.helpers.segment_pool import MODES, check_against_plain, offsets
 
@@ -88,11 +89,8 @@ def test_registration_passes_opcheck():
 @pytest.mark.parametrize("impl", [pytest.param("cpp", marks=needs_cpp), "reference"])
 @pytest.mark.parametrize("mode", MODES)
 def test_torch_compile_full_graph_and_dynamic_shapes(mode, impl):
-    compiled = torch.compile(
+    compiled = compiled_once(
         lambda x, cu_seqlens: segment_pool(x, cu_seqlens, mode, impl=impl),
-        fullgraph=True,
-        dynamic=True,
-        backend="aot_eager",
     )
     for lengths in ([3, 4], [5, 1, 6]):
         x, cu_seqlens = torch.randn(sum(lengths), 40, requires_grad=True), offsets(lengths)

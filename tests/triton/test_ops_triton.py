@@ -17,6 +17,7 @@ from fastenc.ops.cases import Case, Draw, Size
 from fastenc.testing import assert_within_budget
 from fastenc.testing.operators import OperatorCalls
 from tests.helpers.attention_cases import offsets_of
+from tests.helpers.compiled import compiled_once
 from tests.helpers.gpu import deterministic
 
 SMALL = Size((5, 0, 33, 20), width=32, inner=128, heads=2, head_dim=16, vocabulary=50)
@@ -207,7 +208,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes(triton_target, name):
     run, on_gpu = run_of(name, triton_target, TINY), triton_target.device.type == "cuda"
     torch.compiler.reset()  # graphs of other ops count as recompilations of this one
     backend = "inductor" if on_gpu else "aot_eager"
-    compiled = torch.compile(run.case.run, fullgraph=True, dynamic=True, backend=backend)
+    compiled = compiled_once(run.case.run, backend)
     dtype = torch.float32 if torch.float32 in run.dtypes else run.dtypes[0]
     for lengths in (None, (*run.size.lengths[:1], 7, 2)):
         inputs = run.inputs(dtype, lengths)

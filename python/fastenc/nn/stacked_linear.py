@@ -22,8 +22,7 @@ def stacked_linear(
 
     Args: product: :func:`fastenc.ops.gemm.linear` or a function with its arguments.
     """
-    few = x.shape[0] < x.shape[-1] and x.device.type == "cpu"
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if len(weights) > 1 and few and plain:
+    if plain and len(weights) > 1 and x.shape[0] < x.shape[-1] and x.device.type == "cpu":
         return torch.cat([product(x, w, b) for w, b in zip(weights, biases, strict=True)], 1)
     return product(x, stack(weights), stack_biases(biases, weights))

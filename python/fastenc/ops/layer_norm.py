@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm with bias, dropout and residual fused before them."""
 
+import math
 from typing import Any
 
 import torch
@@ -198,7 +199,7 @@ class _LayerNorm(torch.autograd.Function):
 
 def _fake_forward(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, save):
     changes_x = _changes_x(residual, x_bias, rng_state)
-    rows = x.shape[:-1].numel() if save else 0
+    rows = math.prod(x.shape[:-1]) if save else 0
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     statistics = lambda: x.new_empty((rows,), dtype=torch.float32)
     return (

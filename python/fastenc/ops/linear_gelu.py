@@ -1,5 +1,6 @@
 """Two linear layers with GELU between them, bias and GELU in the matrix products' epilogues."""
 
+import math
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def linear_gelu(
         return linear(bias_gelu(linear(x, up_weight), up_bias), down_weight)
     if choose("linear_gelu", impl, cast) == "reference":
         return reference.linear_gelu(cast, *(weight.to(dtype) for weight in weights))
-    rows = cast.reshape(x.shape[:-1].numel(), x.shape[-1])
+    rows = cast.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return _LinearGelu.apply(rows, *weights).view(*x.shape[:-1], down_weight.shape[0])
 
 

@@ -1,5 +1,6 @@
 """Conversion of activations between padded and packed layout, by the indices that a PackedBatch holds."""
 
+import math
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def unpack(
 
 
 def _matrix(rows: Tensor) -> Tensor:
-    return rows.reshape(rows.shape[0], rows.shape[1:].numel())
+    return rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 
 class _Pack(torch.autograd.Function):

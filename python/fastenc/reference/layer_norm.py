@@ -3,6 +3,7 @@
 Source: Ba et al. 2016, arXiv:1607.06450; Zhang and Sennrich 2019, arXiv:1910.07467.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _pre_norm(x, residual, x_bias, dropout_p, rng_state):
     if x_bias is not None:
         h = h + x_bias.to(wide)
     if dropout_p > 0:
-        rows = torch.arange(x.shape[:-1].numel(), device=x.device)
+        rows = torch.arange(math.prod(x.shape[:-1]), device=x.device)
         scales = dropout_scales(rng_state, 0, rows, x.shape[-1], dropout_p)
         h = h * scales.view(x.shape).to(wide)
     if residual is not None:

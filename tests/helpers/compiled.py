@@ -1,0 +1,19 @@
+"""torch.compile with dynamic shapes."""
+
+from collections.abc import Callable
+from itertools import chain, repeat
+from typing import Any
+
+import torch
+
+
+def compiled_once(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
+    """The function as one graph. A later call that would compile it again, such as one of another size, is an error."""
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
+    stances = chain(["default"], repeat("fail_on_recompile"))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        with torch.compiler.set_stance(next(stances)):
+            return compiled(*arguments, **named)
+
+    return call
