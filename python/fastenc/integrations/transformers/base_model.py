@@ -64,16 +64,15 @@ def inputs_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
         return "it is inside a function transform (torch.func)"
     if in_forward_mode():
         return "it is inside forward-mode differentiation"
-    for name in (*INPUTS, GLOBAL_MASK):
-        value = arguments.get(name)
-        if value is None:
-            continue
+    values = {name: arguments.get(name) for name in (*INPUTS, GLOBAL_MASK)}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
         if type(value) not in (Tensor, nn.Parameter):
             return f"{name} is a {type(value).__name__}"
         if name in INDICES and value.dtype not in (torch.int32, torch.int64):
             return f"{name} is {value.dtype}"
     weight = next(model.parameters())
-    if weight.is_meta:
+    if weight.is_meta and not all(value.is_meta for value in given.values()):
         return "its weights are on the meta device"
     reason = _dtype_reason(weight)
     if reason is None and (dtype := dispatch.autocast_dtype(weight.device.type)) is not None:
