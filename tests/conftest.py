@@ -9,7 +9,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
-# For a device that is not there, torch keeps every seed, with the stack of its caller: a millisecond a test.
+# torch keeps every seed for the devices that are missing, with the stack of its caller. That takes milliseconds.
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
         device.manual_seed_all = lambda seed: None

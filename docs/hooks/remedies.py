@@ -19,8 +19,8 @@ REASONS = {
         "float32 or bfloat16 on a CPU, also float16 on a GPU; see `fastenc info`.",
     ),
     "its weights are on the meta device": (
-        "accelerate's offloading (`device_map` with `disk`, `cpu_offload`) brings a module's weights into memory when "
-        "the module is called, and the fused forward calls none.",
+        "accelerate's offloading (`device_map` with `disk`, `cpu_offload`) loads a module's weights when the module's "
+        "forward is called. The fused forward does not call the modules' forwards.",
         "Load the model without offloading, if it fits into memory.",
     ),
     "its forward was replaced before it was patched": (

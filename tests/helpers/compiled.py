@@ -8,7 +8,7 @@ import torch
 
 
 def compiled_once(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
-    """The function as one graph. A later call that would compile it again, such as one of another size, is an error."""
+    """The function compiled as one graph, by the first call. If a later call needs another graph, it is an error."""
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
     stances = chain(["default"], repeat("fail_on_recompile"))
 

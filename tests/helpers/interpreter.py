@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 
 @cache
 def spare_work() -> None:
-    """Halve the time of this library's kernels in the interpreter."""
+    """The interpreter takes less than half of its time for this library's kernels."""
     replace_language_once_a_launch()
     call_functions_directly()
     make_types_once()
@@ -52,12 +52,11 @@ def replace_language_once_a_launch() -> None:
 
 
 def call_functions_directly() -> None:
-    """A call of the language's functions goes through two others, of which one copies the named arguments."""
+    """A function of the language is called through two others. One of them copies the named arguments."""
 
     def patch(obj, name, member, builder, scope):
-        function = getattr(
-            member, "__wrapped__", member
-        )  # without the check that the next lines make needless
+        # What is wrapped does not check that a call comes from a kernel.
+        function = getattr(member, "__wrapped__", member)
 
         def call(*arguments, **named):
             named["_semantic"] = interpreter.interpreter_semantic
@@ -69,7 +68,7 @@ def call_functions_directly() -> None:
 
 
 def make_types_once() -> None:
-    """Every value of a kernel has a block type and a shape of its own, whose numbers are wrapped and checked again."""
+    """The interpreter makes a block type and a shape for each value of a kernel, and checks their numbers again."""
     core = language.core
     make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
     types, shapes = {}, {}
@@ -102,7 +101,7 @@ def make_types_once() -> None:
 
 
 def compare_shapes_once() -> None:
-    """Whenever two values are combined, their shapes are compared size by size to broadcast them."""
+    """The interpreter compares the shapes of two values size by size whenever it combines them."""
     broadcast, common_shapes = semantic.TritonSemantic.broadcast_impl_value, {}
 
     def broadcast_to(value, shape, sizes):

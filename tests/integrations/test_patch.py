@@ -76,7 +76,7 @@ def test_outputs_and_every_gradient_agree(family, task):
 
 
 def assert_agreement(ours, theirs, task, batch, mask):
-    """Of the outputs, the loss and every gradient. ``mask``: of the batch, which may leave it out."""
+    """Compare outputs, loss and every gradient. ``mask`` names the real tokens, also of a batch that has no mask."""
     taken = inspect.signature(theirs.forward).parameters
     if task == "ForMultipleChoice":
         batch = {name: ids.view(-1, CHOICES, ids.shape[1]) for name, ids in batch.items()}

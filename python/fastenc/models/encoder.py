@@ -167,8 +167,8 @@ class Encoder(LayerStack, PretrainedModel):
         if self.embeddings.word.weight.is_meta and not batch.input_ids.is_meta:
             raise ValueError(
                 "the encoder's weights must be in memory, got weights on the meta device: load them by "
-                "from_pretrained; accelerate's offloading is for modules whose forward is called, which an encoder's "
-                "modules' is not"
+                "from_pretrained without accelerate's offloading. An encoder does not call its modules' forwards, "
+                "where accelerate would load the weights"
             )
 
     def _check_length(self, batch: PackedBatch) -> None:

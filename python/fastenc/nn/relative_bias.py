@@ -70,7 +70,7 @@ def relative_bias(table: Tensor, spec: RelativeBiasSpec, max_seqlen: int) -> Ten
     The reach is ``max_distance``, or a smaller power of two that no distance of the batch exceeds.
     """
     reach = spec.max_distance
-    if reach > MOST_DISTANCES:  # otherwise torch.compile would compile again for every max_seqlen
+    if reach > MOST_DISTANCES:  # bit_length() makes max_seqlen a constant of torch.compile's graph
         reach = min(reach, max(MOST_DISTANCES, 1 << max_seqlen.bit_length()))
     buckets = distance_buckets(spec, reach, table.device)
     return table[buckets].t()

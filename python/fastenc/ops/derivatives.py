@@ -9,10 +9,10 @@ from torch.autograd import forward_ad
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """:func:`torch.autograd.function.once_differentiable` that takes no backward with ``create_graph=True``.
+    """:func:`torch.autograd.function.once_differentiable`, in which ``create_graph=True`` is an error at once.
 
-    PyTorch's raises its error when a second backward comes past it. ``torch.autograd.grad(gradients, weights)`` does
-    not: it would leave out the terms of this function and say nothing.
+    PyTorch's decorator raises its error only if a second backward reaches the function. That of
+    ``torch.autograd.grad(gradients, weights)`` may not reach it. Its terms would be missing without an error.
     """
     plain = torch.autograd.function.once_differentiable(backward)
 
@@ -37,7 +37,7 @@ def in_forward_mode() -> bool:
 def reference_reason() -> str | None:
     """Why only the references compute the derivatives that are asked for, or None.
 
-    The kernels have no derivative for forward mode; without one PyTorch takes 0 and says nothing.
+    The kernels have no derivatives in forward mode. PyTorch would take 0 for them without an error.
     """
     if in_forward_mode():
         return "forward-mode differentiation goes through the reference alone"

@@ -52,10 +52,15 @@ def linear_in_one_order(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     product, although PyTorch's may be a little faster.
     """
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or in_forward_mode()
-    plain = plain or not has_vectors()
     on_cpu = x.device.type == "cpu" and x.dim() == 2 and x.dtype == weight.dtype
     has_kernel = on_cpu and x.dtype in (torch.float32, torch.bfloat16)
-    if plain or not has_kernel or 0 in x.shape or dispatch.autocast_dtype("cpu"):
+    if (
+        plain
+        or not has_vectors()
+        or not has_kernel
+        or 0 in x.shape
+        or dispatch.autocast_dtype("cpu")
+    ):
         return linear(x, weight, bias)
     return torch.ops.fastenc.gemm(x, weight.t(), bias)
 
@@ -170,7 +175,7 @@ def _is_ours(a: Tensor, b: Tensor) -> bool:
     """Whether the product a b is computed by our kernels."""
     if (
         torch.compiler.is_compiling()
-        or reference_reason() is not None
+        or reference_reason()
         or not library.HAS_CPP
         or a.device.type != "cpu"
         or a.dtype != b.dtype

@@ -199,6 +199,7 @@ class _LayerNorm(torch.autograd.Function):
 
 def _fake_forward(x, residual, x_bias, weight, bias, rng_state, dropout_p, eps, rms, save):
     changes_x = _changes_x(residual, x_bias, rng_state)
+    # Size.numel() would make the size a constant of torch.compile's graph.
     rows = math.prod(x.shape[:-1]) if save else 0
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     statistics = lambda: x.new_empty((rows,), dtype=torch.float32)

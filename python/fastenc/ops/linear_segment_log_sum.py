@@ -36,8 +36,8 @@ def linear_segment_log_sum(
         a(u) = max(0, u), or with "log1p_relu" log(1 + max(0, u))
 
     On a CPU the outputs are computed in tiles, of which only the sums are kept. Elsewhere, and in the backward, which
-    computes them again, they exist for one block of the vocabulary at a time. Inside torch.compile
-    and function transforms the plain formula is used, on the whole vocabulary at once.
+    computes them again, they exist for one block of the vocabulary at a time. Inside torch.compile and function
+    transforms the plain formula is used, on the whole vocabulary at once.
 
     Args:
         hidden: (total_tokens, width), floating point.
