@@ -5,6 +5,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
+from torch._dynamo import config
 
 
 def compiled_once(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
@@ -13,7 +14,8 @@ def compiled_once(function: Callable[..., Any], backend: str = "aot_eager") -> C
     stances = chain(["default"], repeat("fail_on_recompile"))
 
     def call(*arguments: Any, **named: Any) -> Any:
-        with torch.compiler.set_stance(next(stances)):
+        # Floats would be symbols at first. PyTorch makes them constants by tracing all once more.
+        with config.patch(specialize_float=True), torch.compiler.set_stance(next(stances)):
             return compiled(*arguments, **named)
 
     return call
