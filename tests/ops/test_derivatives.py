@@ -16,6 +16,8 @@ pytestmark = needs_cpp
 SIZE = Size(lengths=(5, 1, 9), width=32, inner=48, heads=2, head_dim=16, vocabulary=40)
 # PyTorch has no forward mode of the sum over segments, and says so.
 NO_FORWARD_MODE = ("segment_pool", "")
+# An op by its implementation, one by its products, one with a block at a time.
+COMPILED = ("bias_gelu", "linear_gelu", "linear_segment_log_sum")
 COPIES = ("pack", "unpack")  # their gradients are differentiable
 
 
@@ -77,6 +79,15 @@ def test_gradients_of_functions(case):
     )
     for one, other in zip(gradients, expected, strict=True):
         assert_near(one, other)
+
+
+@pytest.mark.parametrize("case", [c for c in DIFFERENTIABLE if c.values[0].op in COMPILED])
+def test_compiled_gradients_of_functions(case):
+    ours, plain, values = functions(case)
+    torch.compiler.reset()
+    loss = lambda f: lambda *given: f(*given).pow(3).sum()
+    compiled = torch.compile(torch.func.grad(loss(ours)), backend="eager", fullgraph=True)
+    assert_near(compiled(*values), torch.func.grad(loss(plain))(*values))
 
 
 @pytest.mark.parametrize("case", [c for c in DIFFERENTIABLE if c.values[0].op not in COPIES])

@@ -18,6 +18,7 @@ from fastenc._base.extras import require
 from fastenc.nn.layer_inputs import AttentionInputs
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops.block_sparse_attention import BlockPlan, first_rows, plan_rows
+from fastenc.ops.trace_constants import constant_in_trace
 
 # Blocks that a block in the middle sees beside the random ones.
 FIXED = 5
@@ -131,13 +132,10 @@ def draw_random_blocks(
     )
 
 
+@constant_in_trace
 def _draw(*numbers: Any) -> Tensor:
-    """The blocks, which a compiled graph has as a constant: the compiler does not see through numpy's generators."""
+    """The blocks. The compiler does not see through numpy's generators."""
     return _draw_once(*numbers)
-
-
-# All that torch.compiler.assume_constant_result does, but for importing the compiler, which takes as long as torch.
-_draw._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=64)

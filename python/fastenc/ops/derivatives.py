@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from fastenc.ops.trace_constants import constant_in_trace
+
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """:func:`torch.autograd.function.once_differentiable`, in which ``create_graph=True`` is an error at once.
@@ -41,11 +43,12 @@ def reference_reason() -> str | None:
     """
     if in_forward_mode():
         return "forward-mode differentiation goes through the reference alone"
-    if not torch.compiler.is_compiling() and _differentiates_functions():
+    if _differentiates_functions():
         return "a gradient of torch.func goes through the reference alone"
     return None
 
 
+@constant_in_trace
 def _differentiates_functions() -> bool:
     functorch = torch._C._functorch
     if functorch.maybe_current_level() is None:
