@@ -25,7 +25,7 @@ import torch
 os.environ["FASTENC_WARP_GROUPS"] = "1"
 from fastenc.kernels import batch_invariance, device, launch
 
-from benchmarks import _fake_gpu, _harness, _tuning
+from benchmarks import _compare, _fake_gpu, _tuning
 
 FOLDER = Path(__file__).parent
 MULTIPROCESSORS = 132
@@ -93,7 +93,7 @@ running = ""  # the benchmark or case; its name begins with the op's
 
 
 def compare(providers: dict, **options) -> dict:
-    """Replaces ``_harness.compare``: calls each provider once."""
+    """Replaces ``_compare.compare``: calls each provider once."""
     rows = {}
     for name, provider in providers.items():
         if isinstance(provider, str):
@@ -184,7 +184,7 @@ def main() -> None:
         raise SystemExit(__doc__)
     global running
     as_on_a_gpu()
-    _harness.compare = compare
+    _compare.compare = compare
     small_sizes()
     sys.argv = sys.argv[1:]
     name = sys.argv[0]

@@ -5,7 +5,7 @@ Each function returns {name: a callable from a padded batch to hidden states, or
 
 from pathlib import Path
 
-from benchmarks._harness import peer
+from benchmarks._compare import peer
 from benchmarks._peers import OnnxRuntime, OpenVino, padded
 
 CALIBRATION_TEXTS = 300

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks._harness import DEVICE, TOLERANCES
+from benchmarks._compare_ops import TOLERANCES
+from benchmarks._device import DEVICE
 
 TOKENS = 16384  # of a batch on a GPU
 TF32_TOLERANCE = TOLERANCES[torch.float16]  # TF32's significand has as many bits as float16's: 11

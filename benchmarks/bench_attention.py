@@ -19,18 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Provider,
-    Work,
-    compare_op,
-    compiled,
-    dtype_name,
-    exit_if_broken,
-    measure_groups,
-    peer,
-)
+from benchmarks._compare import compiled, peer
+from benchmarks._compare_ops import Provider, compare_op
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, exit_if_broken, measure_groups
 from benchmarks._tuning import (
     TF32_TOLERANCE,
     TOKENS,
@@ -46,6 +38,7 @@ from fastenc.ops import attention, cross_attention, unpack
 from fastenc.ops.attention import sequence_bounds
 from fastenc.ops.attention_blocks import attention_blocks
 from fastenc.packing import PackedBatch, pack_sequences
+from fastenc.profiling import Work
 
 TABLES = {
     "attention": "Attention over packed sequences: 12 heads of 32 on a CPU, of 64 on a GPU",

@@ -6,18 +6,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare import compiled
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from benchmarks.gpu_quick import problems
 from fastenc.ops import bias_gelu
+from fastenc.profiling import Work
 
 TABLES = {"bias_gelu": "GELU(x + bias)"}
 SMALLEST = (8, torch.float32)  # the shape that the tests measure

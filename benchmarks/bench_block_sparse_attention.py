@@ -8,21 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    peer,
-    run_shapes,
-)
+from benchmarks._compare import compiled, peer
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import run_shapes
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from benchmarks.gpu_quick import problems
 from fastenc.nn.block_plan import block_plan, longest_full
 from fastenc.nn.layer_spec import AttentionSpec
 from fastenc.ops import block_sparse_attention
 from fastenc.ops.block_sparse_attention import BlockPlan
+from fastenc.profiling import Work
 
 TABLES = {"block_sparse_attention": "Attention of blocks (BigBird)"}
 SMALLEST = ([20, 1, 7], 2, 16, 1, torch.float32)  # the shape that the tests measure

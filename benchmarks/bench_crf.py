@@ -8,9 +8,12 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import DEVICE, NOT_INSTALLED, Work, compare, peer, run_groups
+from benchmarks._compare import NOT_INSTALLED, compare, peer
+from benchmarks._device import DEVICE
+from benchmarks._results import run_groups
 from fastenc.nn import CRF
 from fastenc.ops import crf_decode, crf_log_likelihood
+from fastenc.profiling import Work
 from fastenc.reference import crf as reference
 
 TABLES = {"crf": "Linear-chain CRF, batch 32, lengths to 128"}

@@ -6,20 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    dtype_name,
-    peer,
-    run_groups,
-)
+from benchmarks._compare import compiled, peer
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from benchmarks.gpu_quick import problems
 from fastenc.nn.relative_positions import RelativePositionSpec, distance_slots
 from fastenc.ops import disentangled_attention
+from fastenc.profiling import Work
 
 TABLES = {"disentangled_attention": "Attention with scores of relative positions (DeBERTa)"}
 SMALLEST = ([3, 1, 5], 2, 16, torch.float32)  # the shape that the tests measure

@@ -6,20 +6,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    TOLERANCES,
-    Work,
-    compare,
-    compare_functions,
-    compiled,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare import compare, compiled
+from benchmarks._compare_ops import TOLERANCES, compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks._tuning import TOKENS, Problem, random_inputs
 from benchmarks.gpu_quick import problems
 from fastenc.ops import embedding_layer_norm, tied_embedding_layer_norm
+from fastenc.profiling import Work
 
 TABLES = {"embedding_layer_norm": "Embeddings and LayerNorm, vocabulary 30,522"}
 SMALLEST = (9, 8, torch.float32)  # the shape that the tests measure

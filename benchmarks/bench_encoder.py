@@ -17,10 +17,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks._compare import compare
+from benchmarks._device import ON_GPU
 from benchmarks._formats import EMULATED, emulates_slowly
-from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx, hugging_face, padded
 from benchmarks._products import FLOOR, Products
+from benchmarks._results import run_groups
 from fastenc import freeze, patch
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks._compare import compare
+from benchmarks._device import DEVICE, ON_GPU
 from benchmarks._formats import (
     OWN_AUTOCAST,
     THEIRS_AUTOCAST,
@@ -23,9 +25,9 @@ from benchmarks._formats import (
     largest_error,
     their_autocast,
 )
-from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
 from benchmarks._peers import padded
 from benchmarks._products import FLOOR, Products
+from benchmarks._results import run_groups
 from benchmarks.lengths import lengths
 from fastenc import compile_inference, patch
 from fastenc.graphs import InferenceRunner

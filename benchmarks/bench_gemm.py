@@ -10,9 +10,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import NOT_INSTALLED, ON_GPU, Work, compare, run_groups
+from benchmarks._compare import NOT_INSTALLED, compare
+from benchmarks._device import ON_GPU
+from benchmarks._results import run_groups
 from fastenc.ops import library
 from fastenc.ops.gemm import gemm_packed, multiplies_pairs, pack_weight
+from fastenc.profiling import Work
 
 TABLES = {"gemm": "Products, and in float32 their gradients"}
 SIZES = {"MiniLM, q k v": (384, 1152), "MiniLM, down": (1536, 384), "BERT-base, up": (768, 3072)}

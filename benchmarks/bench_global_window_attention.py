@@ -6,17 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks.gpu_quick import problems
 from fastenc.ops import global_window_attention
 from fastenc.ops.flops import visible_pairs
+from fastenc.profiling import Work
 
 TABLES = {"global_window_attention": "Attention over a window and global tokens (Longformer)"}
 SMALLEST = ([8, 8], 4, 2, 16, torch.float32)  # the shape that the tests measure

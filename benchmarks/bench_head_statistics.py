@@ -2,16 +2,12 @@
 
 import torch
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    TOLERANCES,
-    Work,
-    compare,
-    compiled,
-    run_shapes,
-)
+from benchmarks._compare import compare, compiled
+from benchmarks._compare_ops import TOLERANCES
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import run_shapes
 from fastenc.ops import head_statistics
+from fastenc.profiling import Work
 
 TABLES = {"head_statistics": "Statistics of attention heads"}
 SMALLEST = ([3, 1, 5], 2, 16, 1, torch.float32)  # the shape that the tests measure

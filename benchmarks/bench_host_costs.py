@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks._harness import write
+from benchmarks._results import write
 
 TABLES = {"host_costs": "The host's time a call"}
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 
 from benchmarks import _int8_peers
-from benchmarks._harness import ON_GPU, compare, run_groups
+from benchmarks._compare import compare
+from benchmarks._device import ON_GPU
 from benchmarks._peers import export_onnx, hugging_face, padded
+from benchmarks._results import run_groups
 from benchmarks.bench_encoder import (
     BATCH,
     HEADS,

@@ -7,20 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    dtype_name,
-    environment,
-    run_groups,
-)
+from benchmarks._compare import compiled
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._environment import environment
+from benchmarks._results import dtype_name, run_groups
 from benchmarks._tuning import TOKENS, Problem
 from benchmarks.gpu_quick import problems
 from fastenc.ops import linear_gelu
 from fastenc.ops.linear_gelu import SWITCH
+from fastenc.profiling import Work
 
 TABLES = {"linear_gelu": "GELU between two products, with bias"}
 SMALLEST = (8, 12, torch.float32)  # the shape that the tests measure

@@ -5,8 +5,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, dtype_name, run_groups
+from benchmarks._compare import compare, compiled
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from fastenc.ops import linear_kl_divergence
+from fastenc.profiling import Work
 from fastenc.reference.linear_kl_divergence import linear_kl_divergence as exact
 
 TABLES = {

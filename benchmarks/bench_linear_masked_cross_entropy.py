@@ -6,18 +6,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare,
-    compiled,
-    dtype_name,
-    peer,
-    run_groups,
-)
+from benchmarks._compare import compare, compiled, peer
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks.gpu_quick import problems
 from fastenc.ops import linear_masked_cross_entropy
+from fastenc.profiling import Work
 
 TABLES = {
     "linear_masked_cross_entropy": "Masked-LM head: product and loss, 15 % labelled, with gradients"

@@ -7,17 +7,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare import compiled
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks.gpu_quick import problems
 from fastenc.ops import linear_segment_max
+from fastenc.profiling import Work
 
 TABLES = {"linear_segment_max": "Largest logit of each text and vocabulary entry"}
 SMALLEST = ([3, 1, 5], 8, 30, torch.float32)  # the shape that the tests measure

@@ -10,6 +10,8 @@ from functools import partial
 
 import torch
 
+from benchmarks._compare import compare
+from benchmarks._device import ON_GPU
 from benchmarks._formats import (
     OWN_AUTOCAST,
     THEIRS_AUTOCAST,
@@ -17,8 +19,8 @@ from benchmarks._formats import (
     largest_error,
     their_autocast,
 )
-from benchmarks._harness import ON_GPU, compare, run_groups
 from benchmarks._products import FLOOR
+from benchmarks._results import run_groups
 from fastenc import Encoder, patch
 from fastenc.ops.gemm import gemm
 from fastenc.packing import pack

@@ -17,18 +17,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare,
-    compiled,
-    dtype_name,
-    peer,
-    run_groups,
-)
+from benchmarks._compare import compare, compiled, peer
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from benchmarks.gpu_quick import problems
 from fastenc.ops import masked_cross_entropy
+from fastenc.profiling import Work
 
 SHARE = 0.15
 # rows, vocabulary: BERT's; on a GPU also a multiple of 64, and XLM-R's

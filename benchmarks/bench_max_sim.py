@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import lengths
-from benchmarks._harness import DEVICE, compare, run_groups
+from benchmarks._compare import compare
+from benchmarks._device import DEVICE
+from benchmarks._results import run_groups
 from fastenc.models import max_sim
 from fastenc.ops import linear_segment_max
 

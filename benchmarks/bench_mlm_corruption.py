@@ -4,9 +4,12 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, run_groups
+from benchmarks._compare import compare, compiled
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import run_groups
 from fastenc.objectives import MlmCollator, MlmCorruption
 from fastenc.packing import pack_sequences
+from fastenc.profiling import Work
 from fastenc.reference.mlm_corruption import mlm_corruption
 
 TABLES = {"mlm_corruption": "Masked-LM corruption"}

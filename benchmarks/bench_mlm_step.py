@@ -16,8 +16,10 @@ import warnings
 import torch
 import torch.nn.functional as F
 
+from benchmarks._compare import compare
+from benchmarks._device import ON_GPU
 from benchmarks._formats import their_autocast
-from benchmarks._harness import ON_GPU, compare, write
+from benchmarks._results import write
 from fastenc.models import MaskedLM
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.packing import pack

@@ -17,18 +17,10 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import (
-    DEVICE,
-    NOT_INSTALLED,
-    ON_GPU,
-    ceilings,
-    compare,
-    compiled,
-    exit_if_broken,
-    measure_groups,
-    peer,
-)
+from benchmarks._compare import NOT_INSTALLED, compare, compiled, peer
+from benchmarks._device import DEVICE, ON_GPU, ceilings
 from benchmarks._peers import padded
+from benchmarks._results import exit_if_broken, measure_groups
 from benchmarks.lengths import NAMES, lengths
 from fastenc import compile_inference, compile_training, patch
 from fastenc.models import MaskedLM

@@ -2,8 +2,11 @@
 
 import torch
 
-from benchmarks._harness import DEVICE, ON_GPU, Work, compare, compiled, run_shapes
+from benchmarks._compare import compare, compiled
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import run_shapes
 from fastenc import ops, packing
+from fastenc.profiling import Work
 
 TABLES = {"packing": "Packed rows from and to padded ones"}
 SMALLEST = ([3, 1, 5], 8, torch.float32)  # the shape that the tests measure

@@ -5,16 +5,12 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Work,
-    compare_functions,
-    compiled,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare import compiled
+from benchmarks._compare_ops import compare_functions
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from fastenc.ops import attention, cross_attention, rotary
+from fastenc.profiling import Work
 
 TABLES = {"rotary": "Rotary position embedding of queries or keys"}
 SMALLEST = ([3, 1, 5], 2, 8, 8, torch.float32)  # the shape that the tests measure

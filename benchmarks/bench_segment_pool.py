@@ -4,17 +4,12 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import (
-    DEVICE,
-    ON_GPU,
-    Provider,
-    Work,
-    compare_op,
-    compiled,
-    dtype_name,
-    run_groups,
-)
+from benchmarks._compare import compiled
+from benchmarks._compare_ops import Provider, compare_op
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import dtype_name, run_groups
 from fastenc.ops import segment_pool
+from fastenc.profiling import Work
 
 TABLES = {"segment_pool": "Mean and maximum of each sequence"}
 SMALLEST = ([3, 1, 5], 8, "mean", torch.float32)  # the shape that the tests measure

@@ -13,7 +13,9 @@ from functools import partial
 
 import torch
 
-from benchmarks._harness import DEVICE, ON_GPU, compare, run_groups
+from benchmarks._compare import compare
+from benchmarks._device import DEVICE, ON_GPU
+from benchmarks._results import run_groups
 from benchmarks._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
 from fastenc import patch
 from fastenc.packing import pack_sequences, pack_targets

@@ -26,8 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._harness import ON_GPU, PAUSE, peer, run_groups
+from benchmarks._compare import PAUSE, peer
+from benchmarks._device import ON_GPU
 from benchmarks._peers import OnnxRuntime, OpenVino, export_onnx
+from benchmarks._results import run_groups
 from benchmarks.bench_encoder import BATCH, HEADS, HIDDEN
 from fastenc import Encoder, freeze, patch
 from fastenc.demo.checkpoint import minilm_folder

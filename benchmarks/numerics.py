@@ -4,7 +4,7 @@ Each op's largest error against float64, and plain PyTorch's in the same dtype, 
 with an error if a budget is exceeded.
 """
 
-from benchmarks._harness import dtype_name, exit_if_broken, write
+from benchmarks._results import dtype_name, exit_if_broken, write
 from fastenc.testing import numerics_report
 
 

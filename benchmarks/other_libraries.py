@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from benchmarks._harness import NOT_INSTALLED, read_cases, write
+from benchmarks._compare import NOT_INSTALLED
+from benchmarks._results import read_cases, write
 from benchmarks._squad import questions_and_paragraphs
 from fastenc import freeze, patch
 from fastenc.demo.checkpoint import minilm_folder

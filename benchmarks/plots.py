@@ -10,7 +10,7 @@ import sys
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks._harness import RESULTS
+from benchmarks._results import RESULTS
 from fastenc._base.files import write_atomically
 
 MOST_CASES = 16

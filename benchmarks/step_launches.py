@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks._harness import environment
+from benchmarks._environment import environment
 from fastenc.models import MaskedLM
 from fastenc.ops import gemm
 from fastenc.profiling import models

@@ -6,7 +6,7 @@ Inputs are so small that the arithmetic hardly counts. On a GPU a call returns w
 import pytest
 import torch
 
-from benchmarks._harness import DEVICE
+from benchmarks._device import DEVICE
 from benchmarks._peers import padded
 from benchmarks.lengths import lengths
 from fastenc import ops

@@ -34,7 +34,9 @@ from fastenc.kernels import launch
 from fastenc.kernels.run import compiling_only
 from torch import Tensor
 
-from benchmarks._harness import DEVICE, ON_GPU, TOLERANCES, UNFINISHED, machine
+from benchmarks._compare_ops import TOLERANCES
+from benchmarks._device import DEVICE, ON_GPU, machine
+from benchmarks._results import UNFINISHED
 from benchmarks._tuning import Problem
 from fastenc._base.files import write_atomically
 from fastenc.profiling.timing import KernelTimer, synchronize

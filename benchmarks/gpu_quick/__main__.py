@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import gpu_quick
 from benchmarks._cases import Report, run_cases, supervise, unless_wrong
-from benchmarks._harness import ON_GPU, machine
+from benchmarks._device import ON_GPU, machine
 from benchmarks.gpu_quick import SECTIONS, cases_of
 from benchmarks.gpu_quick.problems import Size
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._cases import Case
-from benchmarks._harness import TOLERANCES
+from benchmarks._compare_ops import TOLERANCES
 from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Size, results
 

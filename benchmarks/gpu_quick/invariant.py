@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE, ON_GPU
+from benchmarks._device import DEVICE, ON_GPU
 from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Size
 from fastenc.models import Encoder

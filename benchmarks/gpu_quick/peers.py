@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import _harness
+from benchmarks import _compare
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE, peer
+from benchmarks._compare import peer
+from benchmarks._device import DEVICE
 from benchmarks.gpu_quick.problems import Size, new, offsets_of
 from benchmarks.gpu_quick.timing import line
 from fastenc import ops
@@ -45,7 +46,7 @@ def against(name: str, direction: str, make: Callable[[], Comparison]) -> dict:
         else:
             calls[provider] = partial(both, run_peer, inputs)
     with torch.no_grad() if direction == "forward" else nullcontext():
-        rows = _harness.compare(calls, baseline="fastenc", seconds=SECONDS * len(calls))
+        rows = _compare.compare(calls, baseline="fastenc", seconds=SECONDS * len(calls))
     for provider, row in rows.items():
         print(line(f"{name}, {direction}, {provider}", row), flush=True)
     own = rows["fastenc"]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._cases import Case
-from benchmarks._harness import ON_GPU
+from benchmarks._device import ON_GPU
 from benchmarks.gpu_quick.problems import Size
 from fastenc._base.files import write_atomically
 

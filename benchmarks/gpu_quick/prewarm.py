@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 
 from benchmarks._cases import Case
-from benchmarks._harness import ON_GPU
+from benchmarks._device import ON_GPU
 from benchmarks.gpu_quick import problems, steps
 from benchmarks.gpu_quick.problems import Size, results
 from benchmarks.tune import terminate

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks._harness import DEVICE, Work
+from benchmarks._device import DEVICE
 from fastenc.ops.cases import Draw, first_cases
 from fastenc.ops.cases import Size as CaseSize
+from fastenc.profiling import Work
 
 DTYPE = torch.bfloat16
 ROW_TOLERANCE = 0.1

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks import gpu_quick
-from benchmarks._harness import ON_GPU
+from benchmarks._device import ON_GPU
 from benchmarks.gpu_quick.problems import problems, results
 
 

@@ -10,7 +10,8 @@ from functools import partial
 from fastenc.kernels import launch
 
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE, environment
+from benchmarks._device import DEVICE
+from benchmarks._environment import environment
 from benchmarks.gpu_quick import problems, timing
 from benchmarks.gpu_quick.check import check
 from benchmarks.gpu_quick.problems import Problem, Size

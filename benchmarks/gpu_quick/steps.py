@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from benchmarks._cases import Case
-from benchmarks._harness import DEVICE, ON_GPU
+from benchmarks._device import DEVICE, ON_GPU
 from benchmarks.gpu_quick.problems import Size
 from fastenc.profiling import models
 from fastenc.profiling.timing import synchronize

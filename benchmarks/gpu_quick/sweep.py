@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from benchmarks import tune
 from benchmarks._cases import Case
-from benchmarks._harness import ON_GPU
+from benchmarks._device import ON_GPU
 from benchmarks.gpu_quick.problems import Size
 
 SECONDS = float(os.environ.get("FASTENC_SWEEP_SECONDS", "120"))

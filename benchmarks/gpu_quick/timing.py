@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import _harness
+from benchmarks import _compare
 from benchmarks._cases import Case
-from benchmarks._harness import Prepared
+from benchmarks._compare import Prepared
 from benchmarks.gpu_quick import problems
 from benchmarks.gpu_quick.problems import Problem, Size, random_like
 
@@ -33,7 +33,7 @@ def time_op(name: str, make: Callable[[], Problem]) -> dict[str, Any]:
         directions["backward"] = (Prepared(forward, gradients), problem.backward)
     results = {}
     for direction, (timed, least) in directions.items():
-        rows = _harness.compare({"fastenc": timed}, baseline="fastenc", work=least, seconds=SECONDS)
+        rows = _compare.compare({"fastenc": timed}, baseline="fastenc", work=least, seconds=SECONDS)
         results[direction] = rows["fastenc"]
         print(line(f"{name}, {direction}", rows["fastenc"]), flush=True)
     reasons = [row["failed"] for row in results.values() if "failed" in row]

@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks._harness import read_cases, write
 from benchmarks._process import isolated
+from benchmarks._results import read_cases, write
 from benchmarks.studies.task_sets import SETS, TaskSet
 
 

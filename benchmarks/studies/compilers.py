@@ -135,7 +135,7 @@ def main() -> None:
         compilers = {name: ask(name, compiler) for name in libraries}
         for process in processes.values():
             process.shutdown()
-    from benchmarks._harness import write
+    from benchmarks._results import write
 
     print(compilers)
     write("compilers", rows)

@@ -13,7 +13,8 @@ import sys
 import torch
 
 import fastenc
-from benchmarks._harness import compare, read_cases, write
+from benchmarks._compare import compare
+from benchmarks._results import read_cases, write
 from benchmarks._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
 from fastenc.packing import pack_sequences
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import fastenc
-from benchmarks._harness import read_cases, write
 from benchmarks._process import isolated
+from benchmarks._results import read_cases, write
 from benchmarks.studies._runs import training_options
 from benchmarks.studies.task_sets import SETS
 from fastenc.demo.checkpoint import minilm_folder

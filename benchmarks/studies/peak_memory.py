@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._harness import write
 from benchmarks._peers import padded
 from benchmarks._process import isolated
+from benchmarks._results import write
 from fastenc import patch
 from fastenc.models import Encoder, EncoderConfig
 from fastenc.packing import pack_sequences

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._harness import write
 from benchmarks._process import Stopwatch, isolated
+from benchmarks._results import write
 from fastenc.data import LabelledData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import SequenceClassifier

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks._harness import compare, read_cases, write
+from benchmarks._compare import compare
+from benchmarks._results import read_cases, write
 from fastenc.nn.relative_bias import RelativeBiasSpec, relative_bias
 from fastenc.ops import attention
 from fastenc.packing import pack_sequences

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks._harness import read_cases, write
+from benchmarks._results import read_cases, write
 from benchmarks.studies._objective_peers import PEERS
 from benchmarks.studies.train_objectives import wikipedia
 from fastenc.data import train_tokenizer

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._harness import compare, read_cases, write
+from benchmarks._compare import compare
 from benchmarks._process import isolated
+from benchmarks._results import read_cases, write
 from benchmarks._squad import questions_and_paragraphs
 from benchmarks.studies.peak_memory import resident
 from fastenc import SparseEncoder, patch

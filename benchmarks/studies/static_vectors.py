@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._harness import write
+from benchmarks._results import write
 from fastenc.analysis import (
     StaticComparison,
     StaticVectors,

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import _harness
+from benchmarks import _results
 from benchmarks.studies import fine_tune_objectives, train_objectives
 from benchmarks.studies._constant_guesses import constant_guesses, entropy
 from benchmarks.studies._objective_peers import NAMES_OF_PEERS, PEERS
@@ -37,7 +37,7 @@ def tiny(tmp_path, monkeypatch):
         with gzip.open(data / f"{name}.txt.gz", "wt") as file:
             file.write("\n\n".join(some))
     monkeypatch.setenv("FASTENC_DATA", str(tmp_path))
-    monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(_results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(train_objectives, "WIDTH", 64)
     new = NewModel(vocab_size=200, layers=1, hidden=64)
     options = ObjectiveOptions("mlm+nsp")

@@ -23,7 +23,7 @@ from pathlib import Path
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 
-from benchmarks._harness import read_cases, write
+from benchmarks._results import read_cases, write
 from fastenc.data.readers import iterate_texts
 from fastenc.data.text_to_text import TextToTextData, read_text_to_text
 from fastenc.models import Seq2Seq

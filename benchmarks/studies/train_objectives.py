@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._harness import read_cases, write
+from benchmarks._results import read_cases, write
 from benchmarks.plots import draw_curves
 from benchmarks.studies._constant_guesses import constant_guesses
 from benchmarks.studies._objective_peers import NAMES_OF_PEERS, PEERS, Peer

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.naive_bayes import MultinomialNB
 
-from benchmarks._harness import read_cases, write
+from benchmarks._results import read_cases, write
 from fastenc.data.senses import SenseData
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder

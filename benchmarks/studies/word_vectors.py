@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._harness import read_cases, write
+from benchmarks._results import read_cases, write
 from fastenc.analysis import read_trees, visit_heads
 from fastenc.data.senses import read_senses
 from fastenc.demo.checkpoint import minilm_folder

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks._harness import RESULTS
+from benchmarks._results import RESULTS
 
 # Names of providers in the results.
 BASELINE, SORTED = "Hugging Face sdpa", "Hugging Face sdpa, sorted"

@@ -14,7 +14,9 @@ from fastenc.kernels import launch
 from torch.nn.attention import flex_attention
 
 from benchmarks import (
-    _harness,
+    _compare,
+    _device,
+    _results,
     bench_attention,
     bench_models,
     lengths,
@@ -24,22 +26,14 @@ from benchmarks import (
     speed_chart,
     step_launches,
 )
-from benchmarks._harness import (
-    NOT_INSTALLED,
-    UNFINISHED,
-    Provider,
-    Work,
-    compare,
-    compare_op,
-    peer,
-    rates,
-    run_groups,
-)
+from benchmarks._compare import NOT_INSTALLED, compare, peer, rates
+from benchmarks._compare_ops import Provider, compare_op
+from benchmarks._results import UNFINISHED, run_groups
 from benchmarks.tables import __main__ as tables_main
 from benchmarks.tables import guides, page, readme, training
 from benchmarks.tables import results as table_results
 from fastenc.models import EncoderConfig
-from fastenc.profiling import Ceilings, models
+from fastenc.profiling import Ceilings, Work, models
 from fastenc.testing import CASES, numerics_report
 from tests.helpers import ROOT
 from tests.helpers.processes import python
@@ -49,14 +43,15 @@ from tests.helpers.processes import python
 def quick(monkeypatch, tmp_path):
     """Few rounds, small ceilings, and a folder of the test's own for results."""
     ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
-    monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
+    for module in (_compare, _results):
+        monkeypatch.setattr(module, "ceilings", lambda: ceilings)
     monkeypatch.setattr(bench_models, "ceilings", lambda: ceilings)
-    monkeypatch.setattr(_harness, "TURN", 1e-4)
-    monkeypatch.setattr(_harness, "PAUSE", 0)
-    monkeypatch.setattr(_harness, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(_harness, "END", float("inf"))
-    monkeypatch.setattr(_harness, "GO_ON", False)
-    monkeypatch.setattr(_harness, "compare", hurried)
+    monkeypatch.setattr(_compare, "TURN", 1e-4)
+    monkeypatch.setattr(_compare, "PAUSE", 0)
+    monkeypatch.setattr(_results, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(_results, "END", float("inf"))
+    monkeypatch.setattr(_results, "GO_ON", False)
+    monkeypatch.setattr(_compare, "compare", hurried)
     monkeypatch.setattr(bench_models, "compare", hurried)
     return ceilings
 
@@ -180,11 +175,11 @@ def test_a_windows_work_is_that_of_the_tokens_it_shows():
 def test_results_are_written_with_the_ceilings_and_our_failures_end_in_an_error(quick):
     quick.floor(Work(1.0))
     row = {"median_ms": 1.0, "p20_ms": 1.0, "p80_ms": 1.0, "rounds": 1}
-    path = _harness.write("good", {"case": {"fastenc": row, "peer": {"wrong": "x"}}})
+    path = _results.write("good", {"case": {"fastenc": row, "peer": {"wrong": "x"}}})
     written = json.loads(path.read_text())
     assert written["ceilings"]["copy_GB_per_s"] > 0 and written["machine"]["versions"]["torch"]
     with pytest.raises(SystemExit, match="wrong or failed: bad: case: fastenc"):
-        _harness.write("bad", {"case": {"fastenc": {"wrong": "x"}}})
+        _results.write("bad", {"case": {"fastenc": {"wrong": "x"}}})
     assert path.with_name("bad.json").exists()
 
 
@@ -193,7 +188,7 @@ RIGHT, WRONG = {"fastenc": ROW}, {"fastenc": {"wrong": "x"}}
 
 
 def written(name: str) -> dict:
-    return json.loads((_harness.RESULTS / _harness.folder_of_device() / f"{name}.json").read_text())
+    return json.loads((_results.RESULTS / _device.folder_of_device() / f"{name}.json").read_text())
 
 
 def test_each_part_is_written_at_once_and_an_error_comes_at_the_end():
@@ -221,7 +216,7 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
         return {part: row}
 
     def last_in_time(part):
-        monkeypatch.setattr(_harness, "END", 0.0)
+        monkeypatch.setattr(_results, "END", 0.0)
         return measure(part, RIGHT)
 
     groups = {
@@ -233,8 +228,8 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
     with pytest.raises(SystemExit, match="wrong or failed: some: wrong: fastenc"):
         run_groups("some", groups)
     assert called == ["wrong", "right"], "an error, and not only the end of the time"
-    monkeypatch.setattr(_harness, "END", float("inf"))
-    monkeypatch.setattr(_harness, "GO_ON", True)
+    monkeypatch.setattr(_results, "END", float("inf"))
+    monkeypatch.setattr(_results, "GO_ON", True)
     monkeypatch.setitem(groups, "late", lambda: last_in_time("late"))
     with pytest.raises(SystemExit) as exit_:
         run_groups("some", groups)
@@ -243,8 +238,8 @@ def test_an_unfinished_run_goes_on_with_what_is_not_right_yet(quick, monkeypatch
 
     def again(go_on):
         called.clear()
-        monkeypatch.setattr(_harness, "END", float("inf"))
-        monkeypatch.setattr(_harness, "GO_ON", go_on)
+        monkeypatch.setattr(_results, "END", float("inf"))
+        monkeypatch.setattr(_results, "GO_ON", go_on)
         monkeypatch.setitem(groups, "wrong", lambda: measure("wrong", RIGHT))
         monkeypatch.setitem(groups, "right", lambda: measure("right", RIGHT))
         run_groups("some", groups)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from _pytest.mark.expression import Expression
 
-from benchmarks import _cases, _harness, bench_attention, bench_models, gpu_quick
+from benchmarks import _cases, _compare, _compare_ops, bench_attention, bench_models, gpu_quick
 from benchmarks.gpu_quick import __main__ as command
 from benchmarks.gpu_quick import check, peers, pretrain, prewarm, problems, rules, timing
 from fastenc.cli.commands import command_named
@@ -28,9 +28,9 @@ def hurried(monkeypatch):
     from fastenc.profiling import Ceilings
 
     ceilings = Ceilings("cpu", copy_bytes=1 << 16, product_size=32)
-    monkeypatch.setattr(_harness, "ceilings", lambda: ceilings)
-    monkeypatch.setattr(_harness, "TURN", 1e-4)
-    monkeypatch.setattr(_harness, "PAUSE", 0)
+    monkeypatch.setattr(_compare, "ceilings", lambda: ceilings)
+    monkeypatch.setattr(_compare, "TURN", 1e-4)
+    monkeypatch.setattr(_compare, "PAUSE", 0)
     for section in (timing, peers):
         monkeypatch.setattr(section, "SECONDS", 0)
 
@@ -76,7 +76,7 @@ def test_one_wrong_row_of_thousands_is_wrong():
     mine = true.clone()
     mine[77] = -true[77]
     whole, row = check.errors(mine, true)
-    assert whole < _harness.TOLERANCES[torch.bfloat16], "the norm of all does not show it"
+    assert whole < _compare_ops.TOLERANCES[torch.bfloat16], "the norm of all does not show it"
     assert row > problems.ROW_TOLERANCE
     rounded, of_a_row = check.errors(true.bfloat16(), true)
     assert rounded < 0.01 and of_a_row < problems.ROW_TOLERANCE
@@ -89,11 +89,11 @@ def test_forwards_are_timed_as_in_training(monkeypatch):
 
     def compare(providers, *, work, **options):
         provider = providers["fastenc"]
-        out = provider.prepare() if isinstance(provider, _harness.Prepared) else provider()
+        out = provider.prepare() if isinstance(provider, _compare.Prepared) else provider()
         seen.append((out.requires_grad, work))
         return {"fastenc": {"median_ms": 1.0}}
 
-    monkeypatch.setattr(_harness, "compare", compare)
+    monkeypatch.setattr(_compare, "compare", compare)
     size = gpu_quick.SMALL
     made = dict(problems.problems(size))
     for name in ("layer_norm, dropout 0.0", "masked_cross_entropy"):
@@ -242,7 +242,7 @@ from benchmarks import _dry_run, _fake_gpu
 from pathlib import Path
 
 _dry_run.as_on_a_gpu()
-_dry_run._harness.compare = _dry_run.compare
+_dry_run._compare.compare = _dry_run.compare
 from benchmarks import gpu_quick
 from benchmarks import _cases
 from benchmarks.gpu_quick import timing
