@@ -187,3 +187,10 @@ def test_calls_that_the_kernel_does_not_compute_are_refused():
         ours(input_ids=batch["input_ids"], attention_mask=square)
     with pytest.raises(ValueError, match="has no softcap"):
         ours(**batch, softcap=30.0)
+    layout_lm = transformers.LayoutLMModel(
+        transformers.LayoutLMConfig(**SIZES, attn_implementation="fastenc")
+    )
+    with pytest.raises(
+        ValueError, match=r"takes masks \(batch, length\), got shape \(1, 1, 1, 2\)"
+    ):
+        layout_lm(input_ids=torch.tensor([[5, 6]]))

@@ -141,10 +141,11 @@ def _check(
     causal: bool, mask: Tensor | None, query: Tensor, key: Tensor, options: dict[str, Any]
 ) -> None:
     reason = None
-    if causal:
-        reason = "is bidirectional, and the layer is causal"
-    elif mask is not None and mask.dim() != 2:
+    # The mask first: layers that make one of four dimensions do not say that they are bidirectional.
+    if mask is not None and mask.dim() != 2:
         reason = f"takes masks (batch, length), got shape {tuple(mask.shape)}"
+    elif causal:
+        reason = "is bidirectional, and the layer is causal"
     elif query.shape[2] != key.shape[2]:
         reason = f"is self-attention, got {query.shape[2]} queries and {key.shape[2]} keys"
     for name in ("softcap", "s_aux", "position_bias", "cache"):
