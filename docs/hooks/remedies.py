@@ -171,7 +171,10 @@ REASONS = {
         "Leave it out; it is for GPT-2.",
     ),
     "has hooks or a replaced forward": ("LoRA: a hook inside its layers.", "Remove it."),
-    "is a variant (…)": ("LoRA: DoRA, aLoRA and other variants.", "Plain LoRA is fused."),
+    "is a variant (…)": (
+        "LoRA: aLoRA and other variants, or several DoRAs at a time.",
+        "Plain LoRA and one DoRA are fused.",
+    ),
     "has matrices that are not linear layers": ("LoRA: other matrices.", "Plain LoRA is fused."),
     "has a … as its dropout": ("LoRA: another dropout.", "`nn.Dropout` is fused."),
     "the base model has hooks": (

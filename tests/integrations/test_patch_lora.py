@@ -138,7 +138,13 @@ def test_merging_and_replacing_end_freeze(change):
 
 @needs_int8
 @pytest.mark.parametrize(
-    "options, layer", [({}, 0), ({"lora_bias": True}, 0), ({"layers_to_transform": [1]}, 1)]
+    "options, layer",
+    [
+        ({}, 0),
+        ({"lora_bias": True}, 0),
+        ({"use_dora": True}, 0),
+        ({"layers_to_transform": [1]}, 1),
+    ],
 )
 @torch.no_grad()
 def test_int8_takes_merged_lora_alone(options, layer):
@@ -166,13 +172,6 @@ def test_int8_takes_merged_lora_alone(options, layer):
     torch.testing.assert_close(ours(**batch).logits, exact, rtol=0, atol=1e-5)
 
 
-@needs_int8
-def test_int8_is_refused_a_variant_of_lora():
-    ours = fastenc.patch(with_lora(use_dora=True))
-    with pytest.raises(ValueError, match=r"LoRA of .*query is a variant .*: undo that, or leave"):
-        fastenc.freeze(ours, dtype="int8")
-
-
 def test_dropout_of_lora_is_applied_in_training():
     ours = fastenc.patch(with_lora(lora_dropout=0.5))
     batch = padded_batch("bert")
@@ -189,15 +188,45 @@ def test_dropout_of_lora_is_applied_in_training():
 @pytest.mark.parametrize("options", [{"use_dora": True}, {"lora_bias": True}])
 def test_variants(options):
     theirs = with_lora(**options)
+    agree(fastenc.patch(copy.deepcopy(theirs)), theirs, padded_batch("bert"))
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
+def test_dora_in_training(family):
+    """A dropout that drops nothing: PEFT then takes the product of the layer's input once more."""
+    theirs = with_lora(family, ("query", "value", "up", "down"), use_dora=True, lora_dropout=0.5)
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    theirs.train()
+    agree(fastenc.patch(copy.deepcopy(theirs)), theirs, padded_batch(family))
+
+
+def test_switches_of_dora():
+    """Disabled, merged, or two at a time, which only PEFT computes."""
+    theirs, batch = with_lora(use_dora=True), padded_batch("bert")
+    theirs.add_adapter("other", peft.LoraConfig(r=2, target_modules=["query"], use_dora=True))
+    disturb(theirs)
     ours = fastenc.patch(copy.deepcopy(theirs))
-    batch = padded_batch("bert")
-    with torch.no_grad():
-        if "use_dora" in options:
-            with pytest.warns(UserWarning, match=r"the LoRA of .*query is a variant \(DoraLinear"):
-                output = ours(**batch)
-        else:
-            output = ours(**batch)
-        assert_same_outputs(output, theirs(**batch), batch["attention_mask"])
+    same = lambda: assert_same_outputs(ours(**batch), theirs(**batch), batch["attention_mask"])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="fastenc")
+        same()
+        with ours.disable_adapter(), theirs.disable_adapter():
+            same()
+        for m in (ours, theirs):
+            m.base_model.merge_adapter()
+        same()
+        for m in (ours, theirs):
+            m.base_model.unmerge_adapter()
+            for module in m.modules():
+                if hasattr(module, "lora_A"):
+                    module.set_adapter(["default", "other"])
+        if has_int8_products():
+            with pytest.raises(ValueError, match=r"LoRA of .*query is a variant .*: undo that, or"):
+                fastenc.freeze(ours, dtype="int8")
+        with pytest.warns(UserWarning, match=r"the LoRA of .*query is a variant \(DoraLinear"):
+            same()
 
 
 def test_gradient_checkpointing_with_a_frozen_model():

@@ -1,4 +1,7 @@
-"""PEFT's LoRA on the linear layers of a live model, in the form of this library's layer adaptations."""
+"""PEFT's LoRA and DoRA on the linear layers of a live model, in the form of this library's layer adaptations.
+
+DoRA: Liu et al. 2024, arXiv:2402.09353.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +11,10 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.ops import dispatch
 from fastenc.ops.gemm import linear
+
+DORA = "peft.tuners.lora.variants.DoraLinearVariant"
 
 
 def is_lora_linear(module: Any) -> bool:
@@ -22,13 +28,13 @@ def base_linear(module: Any) -> Any:
 
 
 def unsupported_reason(module: Any) -> str | None:
-    """Why PEFT's layer does not compute W x + b + scaling B A dropout(x), or None if it does."""
+    """Why PEFT's layer computes neither W x + b + scaling B A dropout(x) nor a DoRA, or None if it does."""
     if module.disable_adapters and module.merged_adapters:
         return "is merged and disabled, and its own forward subtracts it"
     if module.fan_in_fan_out:
         return "has transposed weights (fan_in_fan_out)"
     for name in _active(module):
-        if name in module.lora_variant:
+        if name in module.lora_variant and not _is_only_dora(module):
             return f"is a variant ({type(module.lora_variant[name]).__name__})"
         a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
         if type(a) is not nn.Linear or type(b) is not nn.Linear:
@@ -45,6 +51,12 @@ def _active(module: Any) -> list[str]:
     if module.disable_adapters or module.merged_adapters:
         return []
     return [name for name in module.active_adapters if name in module.lora_A]
+
+
+def _is_only_dora(module: Any) -> bool:
+    """Whether a call uses one adapter, and this one is DoRA. PEFT scales the sum of the adapters before it, too."""
+    variants = [type(module.lora_variant.get(name)) for name in _active(module)]
+    return [f"{v.__module__}.{v.__name__}" for v in variants] == [DORA]
 
 
 class LiveLowRank(nn.Module):
@@ -78,7 +90,24 @@ def _addition(module: Any, x: Tensor) -> Tensor:
     total = None
     for name in _active(module) if is_lora_linear(module) else ():
         a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
-        inner = linear(dropout(x.to(a.weight.dtype)), a.weight, a.bias)
-        addition = linear(inner, b.weight, b.bias) * module.scaling[name]
+        dropped = dropout(x.to(a.weight.dtype))
+        addition = (
+            linear(linear(dropped, a.weight, a.bias), b.weight, b.bias) * module.scaling[name]
+        )
+        if name in module.lora_variant:
+            addition = _with_magnitudes(module, name, dropped, addition)
         total = addition if total is None else total + addition
     return x.new_zeros(x.shape[0], base_linear(module).out_features) if total is None else total
+
+
+def _with_magnitudes(module: Any, name: str, x: Tensor, low_rank: Tensor) -> Tensor:
+    """What DoRA adds to W x + b: (s - 1) W x + s low_rank, with s = magnitude / |W + scaling B A| for each output.
+
+    The norms are constants of the gradient, as in PEFT.
+    """
+    weight = module.base_layer.weight.to(x.dtype)
+    with torch.no_grad(), dispatch.no_autocast(x):
+        product = module.lora_B[name].weight @ module.lora_A[name].weight
+        norms = torch.linalg.norm(weight + module.scaling[name] * product, dim=1)
+    scale = module.lora_magnitude_vector[name].weight / norms
+    return (scale - 1) * linear(x, weight) + scale * low_rank
