@@ -211,7 +211,8 @@ REASONS = {
     ),
     "the question-answering loss is a softmax over the padded length": (
         "`start_positions` with padding.",
-        "None in training; inference without them is fused.",
+        "`fastenc finetune --task question-answering` is fused: its softmax is over the tokens of the text. Inference "
+        "without `start_positions` is fused.",
     ),
     "it is a replica of DataParallel": (
         "`torch.nn.DataParallel`, which the Trainer uses for several GPUs in one process.",
