@@ -1,4 +1,8 @@
-"""Triton kernels, imported as ``fastenc.kernels``. Each file has one algorithm, forward and backward together."""
+"""Triton kernels, imported as ``fastenc.kernels``.
+
+An op is one file, forward and backward together. That of a long op has what the op calls. Its kernels are in files
+beside it (``<op>_forward.py``, ``<op>_backward.py``), their launch parameters in ``<op>_config.py``.
+"""
 
 if __name__ != "fastenc.kernels":
     # In a Python that runs in the repository's root, `import kernels` finds this folder. Transformers probes for a

@@ -14,14 +14,13 @@ Bytes: batch^2 offsets, which come from the cache.
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels.attention import TABLE_BLOCK
+from fastenc.kernels.attention_grid import TABLE_BLOCK
 from fastenc.kernels.attention_short import LONGEST
 from fastenc.kernels.run import run
 from torch import Tensor
 
-PAST_THE_END = tl.constexpr(
-    2**24
-)  # a block that begins 2**30 tokens after its sequence's first token
+# A block that begins 2**30 tokens after its sequence's first token.
+PAST_THE_END = tl.constexpr(2**24)
 
 
 @triton.jit

@@ -38,7 +38,7 @@ def _attention_bwd_relative_kernel(
     v_ptr,  # as k
     dout_ptr,  # (total_q, H, D), contiguous
     partial_ptr,  # (chunks, H, bands, 2, BLOCK), float32
-    record_ptr,  # (H, total_q, RECORD), int32: by _attention_delta_kernel
+    record_ptr,  # (H, total_q, RECORD), int32: by attention_delta.py
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,
     rng_ptr,  # None without dropout; not read

@@ -48,7 +48,8 @@ from fastenc.kernels.run import run
 from torch import Tensor
 
 LONGEST = 128  # tokens of a sequence
-WIDEST_BACKWARD = 64  # of a head: dk and dv of 128 keys fill the registers
+WIDEST = 128  # columns of a head
+WIDEST_BACKWARD = 64  # dk and dv of 128 keys fill the registers
 # Of the backward with warp groups where heads share keys. They take turns in a loop, through which four warps cannot
 # hold dk and dv, nor can eight with more rows.
 SHARED_KEYS = {"ROWS": 64, "num_warps": 8}

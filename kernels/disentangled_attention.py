@@ -7,11 +7,11 @@ The tables have a row for each distance d, at d + origin: a kernel expands them.
 has 2 BLOCK - 1 distances. Its queries' products with the rows of these distances have the term of pair (m, n) in row m,
 at n - m + BLOCK; those of its keys likewise. A gather in shared memory brings each term to its pair (_by_pair).
 
-Tiling: as in attention.py, one program is (block of queries, sequence, head), or of keys in the backward. The backward
-computes the scores once, with dv in registers. It writes the gradients of the scores, ds, in the inputs' type to a
-workspace: by pair, and by distance. By distance, (t, d) is at t * width + d, where t is a token: the
-rows of neighbouring queries overlap in memory, because their distances differ by one. So a tile of tokens and distances
-is a plain strided tile. All other gradients are products of such tiles:
+Tiling: as in attention_forward.py, one program is (block of queries, sequence, head), or of keys in the backward. The
+backward computes the scores once, with dv in registers. It writes the gradients of the scores, ds, in the inputs' type
+to a workspace: by pair, and by distance. By distance, (t, d) is at t * width + d, where t is a token: the rows of
+neighbouring queries overlap in memory, because their distances differ by one. So a tile of tokens and distances is a
+plain strided tile. All other gradients are products of such tiles:
 
     dq[i] = sum_j ds[i, j] k[j] + sum_d ds[i, i + d] keys[d];        dk[j] likewise
     dkeys[d] = sum_i ds[i, i + d] q[i];                              dqueries[d] = sum_j ds[j - d, j] k[j]

@@ -29,8 +29,8 @@ import triton
 import triton.language as tl
 from fastenc.kernels import (
     adamw,
-    attention,
     attention_blocks,
+    attention_delta,
     attention_relative,
     attention_short,
     column_sum,
@@ -120,13 +120,11 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
         for precision in ("half", "tf32", "ieee") if dim <= 128 else ("half",):
             dtype = "bfloat16" if precision == "half" else "float32"
             key = {"head_dim": dim, "precision": precision, "dtype": dtype, "dropout": True}
-            kernel, name = (
-                attention._attention_delta_kernel,
-                f"attention delta {dim} precision={precision}",
-            )
-            constants = shape_constants(key) | attention.config_delta(dim, precision, True)
+            kernel = attention_delta._attention_delta_kernel
+            name = f"attention delta {dim} precision={precision}"
+            constants = shape_constants(key) | attention_delta.config(dim, precision, True)
             yield f"{name} biased", kernel, ELEMENTS[dtype], {**constants, "WINDOW": True}
-            constants |= attention.config_delta(dim, precision, False)
+            constants |= attention_delta.config(dim, precision, False)
             yield name, kernel, ELEMENTS[dtype], {**constants, **unbiased}
             constants = shape_constants(key) | {"WINDOW": True}
             constants |= attention_relative.config(dim, precision)

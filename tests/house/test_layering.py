@@ -94,8 +94,8 @@ def test_every_module_of_the_package_has_a_room():
     assert {room_of(name) for name in FILES if name != "fastenc"} == set(ROOMS)
 
 
-def imported_files(path: Path) -> set[str]:
-    """The package's files that a file imports, also inside its functions."""
+def imported_files(path: Path, files: dict[str, Path]) -> set[str]:
+    """Those of ``files`` that a file imports, also inside its functions."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -106,8 +106,8 @@ def imported_files(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             members = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= members & set(FILES) or {node.module}
-    return names & set(FILES)
+            names |= members & set(files) or {node.module}
+    return names & set(files)
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -130,7 +130,18 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 def test_files_import_each_other_in_no_circle():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
-    assert not circle({name: imported_files(path) for name, path in FILES.items()})
+    kernels = {f"fastenc.kernels.{path.stem}": path for path in (ROOT / "kernels").glob("*.py")}
+    assert len(kernels) > 20
+    for files in (FILES, kernels):
+        assert not circle({name: imported_files(path, files) for name, path in files.items()})
+
+
+def test_kernels_share_public_names_only():
+    for path in sorted((ROOT / "kernels").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private, f"{path.name} imports {private}"
 
 
 def calls(tree: ast.AST, names: set[str]) -> bool:

@@ -21,7 +21,7 @@ def test_each_kernel_is_compiled_once_for_every_number_of_tokens_and_with_fused_
     assert len(of_one) > 25 and {"_column_sum_kernel", "_attention_short_bwd_kernel"} <= set(of_one)
     assert all(all(fused) for variant in variants.values() for fused in variant.values())
     # Attention with global tokens chooses among its variants by the longest sequence, and one token is a short one.
-    by_length = {"_attention_fwd_kernel", "_attention_bwd_kv_kernel", "_attention_delta_kernel"}
+    by_length = {"attention_fwd_kernel", "attention_bwd_kv_kernel", "_attention_delta_kernel"}
     rest = lambda variant: {name: fused for name, fused in variant.items() if name not in by_length}
     assert all(variant == others[0] for variant in others)
     assert rest(others[0]) == rest(of_one)
@@ -165,7 +165,7 @@ import torch
 from benchmarks import _stub_driver
 from triton.runtime.jit import JITFunction
 from fastenc.kernels import column_sum, layer_norm, run
-from fastenc.kernels.attention import _attention_fwd_kernel
+from fastenc.kernels.attention_forward import attention_fwd_kernel
 
 class Kernel:
     metadata = packed_metadata = function = None
@@ -198,7 +198,7 @@ def value(kernel, name, first):
     return draw.choice(numbers)
 
 wrong, known = 0, 0
-for kernel in (column_sum._column_sum_kernel, layer_norm._layer_norm_fwd_kernel, _attention_fwd_kernel):
+for kernel in (column_sum._column_sum_kernel, layer_norm._layer_norm_fwd_kernel, attention_fwd_kernel):
     names, calls = kernel.arg_names, []
     for _ in range(300):
         arguments = dict(draw.choice(calls)) if calls and draw.random() < 0.9 else {}

@@ -9,7 +9,7 @@ from fastenc.kernels import batch_invariance, launch
 
 pytest.importorskip("triton")
 
-from fastenc.kernels.attention import config
+from fastenc.kernels.attention_config import config
 
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig

@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 
 from fastenc.kernels import (
     attention,
+    attention_backward,
+    attention_config,
     attention_short,
     bias_gelu,
     bias_glu,
@@ -205,9 +207,9 @@ def test_lengths_go_by_buckets(tables):
     (tables / "sm_00.json").write_text(json.dumps({"entries": [entry]}))
     qkv = torch.empty(0, dtype=torch.float16)
     key = ("forward", 64, "half", False, False)
-    ask = lambda length, p: attention.config(*key, p, like=qkv, max_seqlen=length)
+    ask = lambda length, p: attention_config.config(*key, p, like=qkv, max_seqlen=length)
     assert ask(512, False) == ask(257, False) == entry["launch"]
-    assert ask(256, False) == ask(512, True) == attention.config(*key, False)
+    assert ask(256, False) == ask(512, True) == attention_config.config(*key, False)
     assert [launch.bucket(n) for n in (0, 1, 16, 17, 512, 513)] == [16, 16, 16, 32, 512, 1024]
 
 
@@ -299,7 +301,7 @@ def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
         started.clear()
         operation(*argument)
         tried.append(dict(started))
-        return 0.5 if attention._attention_bwd_q_kernel in started else 1.0
+        return 0.5 if attention_backward.attention_bwd_q_kernel in started else 1.0
 
     monkeypatch.setattr(attention, "run", noting)
     tolerance = _tuning.TF32_TOLERANCE
@@ -308,7 +310,10 @@ def test_attentions_backward_is_tried_with_wider_blocks_and_in_two_kernels(
     )
     tuner = tune.Tuner(tables / "sm_00.json", clock, impl=triton_target.impl)
     tuner.tune(made)
-    in_one, in_two = attention._attention_bwd_kv_kernel, attention._attention_bwd_q_kernel
+    in_one, in_two = (
+        attention_backward.attention_bwd_kv_kernel,
+        attention_backward.attention_bwd_q_kernel,
+    )
     assert any(kernels.get(in_one) == 128 and in_two not in kernels for kernels in tried)
     assert any(in_two in kernels for kernels in tried)
     # Only the backward over the keys has the choice of two kernels.
@@ -381,7 +386,7 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
         (linear_gelu.config, (3072, 768, True)),
         (layer_norm.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
-        (attention.config, ("forward", 64, "half", False, True, True)),
+        (attention_config.config, ("forward", 64, "half", False, True, True)),
         (attention_short.config, (64, 64, True, False, True)),
     ],
 )
