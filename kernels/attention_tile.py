@@ -160,6 +160,14 @@ def with_keys(maxima, sums, s, unit):
 
 
 @triton.jit
+def with_columns(maxima, sums, s, unit):
+    """As with_keys, of a tile of queries by keys. Each query sees a key of the first tile."""
+    higher = tl.maximum(maxima, tl.max(s, 1))
+    sums *= tl.math.exp2((maxima - higher) * unit)
+    return higher, sums + tl.sum(tl.math.exp2((s - higher[:, None]) * unit), 1)
+
+
+@triton.jit
 def is_large(lse):
     """Whether rounding a query's log-sum-exp would show in its probabilities: they need its maximum and sum apart."""
     return (tl.abs(lse) > LARGE) & (tl.abs(lse) < float("inf"))

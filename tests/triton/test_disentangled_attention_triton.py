@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fastenc.kernels import disentangled_attention as kernels
+from fastenc.kernels import disentangled_attention_workspace
 
 from fastenc.ops import disentangled_attention
 from fastenc.testing import assert_within_budget
@@ -33,7 +33,7 @@ def test_values_and_gradients_keep_the_budget(triton_target, terms):
 
 
 def test_sequences_of_several_blocks_one_head_at_a_time(triton_target, monkeypatch):
-    monkeypatch.setattr(kernels, "WORKSPACE", 1)
+    monkeypatch.setattr(disentangled_attention_workspace, "WORKSPACE", 1)
     lengths = (130, 64, 1, 65)
     inputs = inputs_of(lengths, 2, 16, buckets=16, farthest=100)
     half, dout = inputs.to(torch.float16), torch.randn(sum(lengths), 2, 16)
