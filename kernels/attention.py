@@ -26,6 +26,8 @@ from fastenc.kernels.attention_forward import attention_fwd_kernel
 from fastenc.kernels.attention_grid import block_grid
 from fastenc.kernels.attention_relative import config as relative_config
 from fastenc.kernels.attention_relative import relative_bias_gradient
+from fastenc.kernels.attention_short_config import WIDEST, WIDEST_BACKWARD
+from fastenc.kernels.attention_short_grid import LONGEST
 from fastenc.kernels.batch_invariance import is_batch_invariant
 from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.rotary import rotary as rotated
@@ -60,7 +62,7 @@ def _divide(arguments: dict, attention_call: AttentionCall, widest: int) -> _Div
         and arguments["D"] <= widest
         and not is_biased(arguments)
     )
-    if fits and attention_call.max_seqlen_q <= attention_short.LONGEST:
+    if fits and attention_call.max_seqlen_q <= LONGEST:
         return _Division(True, False, None)
     if fits and attention_call.long_blocks is not None:
         return _Division(True, True, attention_call.long_blocks)
@@ -74,7 +76,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments) -> tuple[Tens
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     shared = shared_arguments(q, k, v, attention_call)
-    division = _divide(shared, attention_call, attention_short.WIDEST)
+    division = _divide(shared, attention_call, WIDEST)
     if division.short:
         attention_short.forward(
             out, lse, attention_call.bounds, attention_call.max_seqlen_q, shared
@@ -189,7 +191,7 @@ def _backward(
         results = (dq, dk, dv)
     arguments = shared_arguments(q, k, v, attention_call)
     dout = dout.contiguous()
-    widest = attention_short.WIDEST_BACKWARD if dlse is None else 0  # they take no dlse
+    widest = WIDEST_BACKWARD if dlse is None else 0  # they take no dlse
     division = _divide(arguments, attention_call, widest)
     arguments["dout_ptr"] = dout
     if division.any_length:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from fastenc.kernels.attention_grid import TABLE_BLOCK
-from fastenc.kernels.attention_short import LONGEST
+from fastenc.kernels.attention_short_grid import LONGEST
 from fastenc.kernels.run import run
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What attention's backward has to know of each query: a record with its log-sum-exp, delta and key of dropout.
+"""What attention's backward has to know of each query: a record of its log-sum-exp, delta and key of dropout.
 
     delta[h, i] = sum_d out[i, h, d] * dout[i, h, d] - dlse[h, i]
 

@@ -32,7 +32,7 @@ from fastenc.kernels import (
     attention_blocks,
     attention_delta,
     attention_relative,
-    attention_short,
+    attention_short_record,
     column_sum,
     crf,
     embedding_layer_norm,
@@ -45,6 +45,7 @@ from fastenc.kernels import (
     mlm_corruption,
     packing,
     segment_pool,
+    sequence_bounds,
 )
 from fastenc.kernels.attention_tile import shape_constants
 from fastenc.kernels.run import OPTIONS
@@ -132,12 +133,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
             kernel = attention_relative._attention_bwd_relative_kernel
             yield name, kernel, ELEMENTS[dtype], constants
     constants = {"BLOCK": 256, "num_warps": 4}
-    kernel = attention_short._attention_short_record_kernel
+    kernel = attention_short_record._attention_short_record_kernel
     for dim in (32, 64):
         shape = {"GROUP": 1, "D": dim, "BLOCK_D": dim, "PRECISION": "ieee"}
-        parameters = {**shape, **attention_short.RECORDS}
+        parameters = {**shape, **attention_short_record.LAUNCH}
         yield f"attention records of short sequences {dim}", kernel, "bf16", parameters
-    yield "sequence bounds", attention_short._sequence_bounds_kernel, "bf16", constants
+    yield "sequence bounds", sequence_bounds._sequence_bounds_kernel, "bf16", constants
     kernel = attention_blocks._attention_blocks_kernel
     yield "sequence blocks", kernel, "bf16", attention_blocks.config()
     for element in ELEMENTS.values():

@@ -97,4 +97,4 @@ def test_assertions_are_compiled_when_debugging(value, tmp_path):
     # A cache of its own: one that was carried from another machine may lack the PTX code.
     done = compiling("-c", ASSERTIONS, FASTENC_DEBUG=value, TRITON_CACHE_DIR=str(tmp_path))
     compiled = dict(line.split() for line in done.stdout.splitlines())
-    assert compiled["_attention_short_fwd_kernel"] == str(value == "1")
+    assert compiled["attention_short_fwd_kernel"] == str(value == "1")

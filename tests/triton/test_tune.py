@@ -16,7 +16,7 @@ from fastenc.kernels import (
     attention,
     attention_backward,
     attention_config,
-    attention_short,
+    attention_short_config,
     bias_gelu,
     bias_glu,
     embedding_layer_norm,
@@ -387,7 +387,7 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
         (layer_norm.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
         (attention_config.config, ("forward", 64, "half", False, True, True)),
-        (attention_short.config, (64, 64, True, False, True)),
+        (attention_short_config.config, (64, 64, True, False, True)),
     ],
 )
 def test_only_parameters_that_the_rule_gives_are_tried(tunable, arguments):

@@ -90,7 +90,7 @@ class _Attention(torch.autograd.Function):
 define(
     "sequence_bounds(Tensor cu_seqlens, SymInt total_tokens, SymInt max_seqlen) -> Tensor",
     lambda cu_seqlens, total_tokens, max_seqlen: cu_seqlens.new_empty((2, total_tokens)),
-    triton="attention_short.sequence_bounds",
+    triton="sequence_bounds.sequence_bounds",
 )
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_state, Tensor? alibi_slopes, "
