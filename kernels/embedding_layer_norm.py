@@ -4,18 +4,9 @@ Forward: one program gathers the rows of ROWS tokens and writes y, tiled as in l
 Backward: a persistent grid gathers the rows again, writes dh and keeps the partial sums of dweight and dbias in
 registers.
 
-The gradient of a row of a table is the sum of dh over the tokens with that id. It is added to what the gradient's
-buffer holds (a tied decoder's gradient, or zeros). The tokens are sorted by id and cut into windows of WINDOW tokens.
-A chunk is the tokens of one id in one window:
+The gradient of a row of a table is the sum of dh over the tokens with that id (add_rows.py, index_sum.py).
 
-    tokens sorted by id:  7 7 7 9 | 9 9 9 9 | 9 9 12 15    (windows of 4 tokens)
-    chunks:               [7    ][9]  [9    ]  [9 ][12][15]
-
-One program sums one chunk. If its id has no other chunk, the program adds the sum to the table's row. Otherwise ([CLS],
-[MASK], a token type) it stores the sum, and a second kernel adds up the id's chunks in order. There are no atomics, and
-the order of the sums depends on the ids alone.
-
-Bytes per element, 2-byte types: forward 4 (word row, y), backward 6 for dh and then 4 or more for each table.
+Bytes per element, 2-byte types: forward 4 (word row, y), backward 6.
 Source: Devlin et al. 2018, arXiv:1810.04805; Ba et al. 2016, arXiv:1607.06450.
 """
 
@@ -31,8 +22,6 @@ from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, thresho
 from fastenc.kernels.launch import tunable
 from fastenc.kernels.run import run
 from torch import Tensor
-
-WINDOW = 64
 
 
 @triton.jit
@@ -236,96 +225,6 @@ def _embedding_layer_norm_bwd_kernel(
             tl.store(target + WIDTH, tl.sum(dbiases[c], 0), mask=column < WIDTH)
 
 
-@triton.jit
-def _add_row(table_ptr, row, row_sum, column, WIDTH: tl.constexpr):
-    pointers = table_ptr + row * WIDTH + column
-    old = tl.load(pointers, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(pointers, (old + row_sum).to(table_ptr.dtype.element_ty), mask=column < WIDTH)
-
-
-@triton.jit(do_not_specialize=["count", "offset", "padding"])
-def _add_chunks_kernel(
-    table_ptr,  # (table rows, width)
-    rows_ptr,  # (count, width)
-    ids_ptr,  # (count,), int64, sorted
-    order_ptr,  # (count,), int64: ids[i] belongs to rows[order[i]]
-    partial_ptr,  # (windows, 2, width), float32: of the id from the window before, and of that which continues
-    count,
-    offset,
-    padding,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    start = tl.program_id(0)
-    token_id = tl.load(ids_ptr + start)
-    begins = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) != token_id
-    if begins | (start % WINDOW == 0):
-        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        window = start // WINDOW
-        index = start + tl.arange(0, WINDOW)
-        near = (index < count) & (index < (window + 1) * WINDOW)
-        length = tl.sum((tl.load(ids_ptr + index, mask=near, other=-1) == token_id).to(tl.int32))
-        sums = tl.zeros([ROWS, BLOCK], tl.float32)
-        for first in tl.range(0, length, ROWS):
-            turn = first + tl.arange(0, ROWS)
-            source = tl.load(order_ptr + start + turn, mask=turn < length, other=0)
-            mask = (turn < length)[:, None] & (column < WIDTH)[None, :]
-            address = rows_ptr + source[:, None] * WIDTH + column[None, :]
-            sums += tl.load(address, mask=mask, other=0.0).to(tl.float32)
-        id_sum = tl.sum(sums, 0)
-        after = start + length
-        ends = tl.load(ids_ptr + after, mask=after < count, other=-1) != token_id
-        if begins & ends:
-            if token_id + offset != padding:
-                _add_row(table_ptr, token_id + offset, id_sum, column, WIDTH)
-        else:
-            slot = 2 * window + (start % WINDOW != 0).to(tl.int32)
-            tl.store(partial_ptr + slot.to(tl.int64) * WIDTH + column, id_sum, mask=column < WIDTH)
-
-
-@triton.jit(do_not_specialize=["count", "offset", "padding"])
-def _add_long_kernel(
-    table_ptr,  # (table rows, width)
-    ids_ptr,  # (count,), int64, sorted
-    partial_ptr,  # (windows, 2, width), float32
-    count,
-    offset,
-    padding,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """The program of a window adds up the id that begins in the window and continues in the next."""
-    window = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    start = window * WINDOW
-    after = start + WINDOW
-    token_id = tl.load(ids_ptr + after - 1, mask=after < count, other=-1)
-    goes_on = (after < count) & (tl.load(ids_ptr + after, mask=after < count, other=-1) == token_id)
-    whole = tl.load(ids_ptr + start) == token_id
-    before = tl.load(ids_ptr + start - 1, mask=start > 0, other=-1) == token_id
-    if goes_on & (token_id + offset != padding) & ((whole & before) == 0):
-        slot = 2 * window + (whole == 0).to(tl.int32)
-        id_sum = tl.load(
-            partial_ptr + slot.to(tl.int64) * WIDTH + column, mask=column < WIDTH, other=0.0
-        )
-        sums = tl.zeros([ROWS, BLOCK], tl.float32)
-        turn = window + 1 + tl.arange(0, ROWS)
-        matches = ROWS
-        while matches == ROWS:
-            near = turn * WINDOW < count
-            same = near & (tl.load(ids_ptr + turn * WINDOW, mask=near, other=-1) == token_id)
-            address = partial_ptr + (2 * turn).to(tl.int64)[:, None] * WIDTH + column[None, :]
-            mask = same[:, None] & (column < WIDTH)[None, :]
-            sums += tl.load(address, mask=mask, other=0.0)
-            matches = tl.sum(same.to(tl.int32))
-            turn += ROWS
-        _add_row(table_ptr, token_id + offset, id_sum + tl.sum(sums, 0), column, WIDTH)
-
-
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, itemsize: int, backward: bool) -> dict:
     """Launch parameters of forward and backward where no table has better ones: those of layer_norm.py."""
@@ -349,19 +248,6 @@ def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
     else:
         flags |= {"HAS_BIAS": True, "SAVE_STATISTICS": True}
         yield "", _embedding_layer_norm_fwd_kernel, flags
-
-
-def config_add(width: int) -> dict:
-    """Launch parameters of the kernel that sums chunks; not tuned on a device yet."""
-    return {"BLOCK": min(1024, triton.next_power_of_2(width)), "ROWS": 4, "num_warps": 4}
-
-
-def config_add_long() -> dict:
-    """Launch parameters of the kernel that adds up an id's chunks; not tuned on a device yet.
-
-    It adds many chunks at a time, because one program adds up all chunks of a token type.
-    """
-    return {"BLOCK": 64, "ROWS": 64, "num_warps": 4}
 
 
 def embedding_layer_norm_forward(
@@ -485,44 +371,3 @@ def embedding_layer_norm_backward(
     )
     # Separate tensors: an op's results must not share memory.
     return dh, partial[:, 0].sum(0), partial[:, 1].sum(0)
-
-
-def add_rows_in_place(
-    table: Tensor, rows: Tensor, sorted_ids: Tensor, order: Tensor, offset: int, padding_idx: int
-) -> None:
-    """table[sorted_ids[i] + offset] += rows[order[i]], except in row padding_idx (-1: no such row).
-
-    table must be contiguous.
-    """
-    count, width = rows.shape
-    if not rows.numel():
-        return
-    windows, launch, launch_long = triton.cdiv(count, WINDOW), config_add(width), config_add_long()
-    partial = torch.empty((windows, 2, width), dtype=torch.float32, device=rows.device)
-    shared = {"WIDTH": width, "WINDOW": WINDOW}
-    run(
-        _add_chunks_kernel,
-        (count, triton.cdiv(width, launch["BLOCK"])),
-        table,
-        rows,
-        sorted_ids,
-        order,
-        partial,
-        count,
-        offset,
-        padding_idx,
-        **shared,
-        **launch,
-    )
-    run(
-        _add_long_kernel,
-        (windows, triton.cdiv(width, launch_long["BLOCK"])),
-        table,
-        sorted_ids,
-        partial,
-        count,
-        offset,
-        padding_idx,
-        **shared,
-        **launch_long,
-    )

@@ -8,7 +8,7 @@ compute sums in float32. The tokens are split among programs, whose sums are add
 there are no atomics.
 
 Bytes: the input rows once for every INDICES rows of the result; all but the first reading come from the cache. FLOPs:
-2 * size * count * width. Tables of many rows are therefore summed in sorted order instead (embedding_layer_norm.py).
+2 * size * count * width. Tables of many rows are therefore summed in sorted order instead (add_rows.py).
 """
 
 import torch

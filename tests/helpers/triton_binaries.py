@@ -29,13 +29,13 @@ import triton
 import triton.language as tl
 from fastenc.kernels import (
     adamw,
+    add_rows,
     attention_blocks,
     attention_delta,
     attention_relative,
     attention_short_record,
     column_sum,
     crf,
-    embedding_layer_norm,
     head_statistics,
     index_sum,
     launch,
@@ -187,13 +187,12 @@ def untuned_cases() -> Iterator[tuple[str, object, str, dict]]:
     kernel = mlm_corruption._mlm_corruption_kernel
     yield "mlm corruption", kernel, "i64", mlm_corruption.config()
     for width, element in product((128, 768, 1024, 4096), ("bf16", "fp32")):
-        module, name = embedding_layer_norm, f"embedding layer norm {width} {element}"
         for kernel, parameters in (
-            (module._add_chunks_kernel, module.config_add(width)),
-            (module._add_long_kernel, module.config_add_long()),
+            (add_rows._add_chunks_kernel, add_rows.config(width)),
+            (add_rows._add_long_kernel, add_rows.config_long()),
         ):
-            constants = {"WIDTH": width, "WINDOW": module.WINDOW, **parameters}
-            yield f"{name} {kernel.__name__}", kernel, element, constants
+            constants = {"WIDTH": width, "WINDOW": add_rows.WINDOW, **parameters}
+            yield f"add rows {width} {element} {kernel.__name__}", kernel, element, constants
 
 
 MATRIX = {"HMMA", "HGMMA", "UTCHMMA"}

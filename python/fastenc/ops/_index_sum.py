@@ -55,7 +55,7 @@ def _on_cpu(rows: Tensor, index: Tensor, size: int, offset: int, padding_idx: in
 define(
     "add_rows_(Tensor(a!) table, Tensor rows, Tensor sorted_ids, Tensor order, int offset, int padding_idx) -> ()",
     lambda table, rows, sorted_ids, order, offset, padding_idx: None,
-    triton="embedding_layer_norm.add_rows_in_place",
+    triton="add_rows.add_rows_in_place",
 )
 define(
     "index_sum(Tensor rows, Tensor index, int size, int offset, int padding_idx) -> Tensor",
