@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from fastenc.kernels import layer_norm
+from fastenc.kernels import layer_norm_config
 from fastenc.kernels.device import persistent_programs
 from fastenc.kernels.dropout import is_kept, load_rng, row_keys, spread, threshold_and_scale
 from fastenc.kernels.launch import tunable
+from fastenc.kernels.layer_norm_statistics import row_statistics
 from fastenc.kernels.run import run
 from torch import Tensor
 
@@ -117,7 +118,7 @@ def _embedding_layer_norm_fwd_kernel(
         )
         sums += h
         row_chunks = row_chunks + (h,)  # noqa: RUF005
-    mean, rstd = layer_norm.row_statistics(row_chunks, sums, eps, WIDTH, CHUNK, CHUNKS, False)
+    mean, rstd = row_statistics(row_chunks, sums, eps, WIDTH, CHUNK, CHUNKS, False)
     for c in tl.static_range(CHUNKS):
         column = tl.zeros([ROWS, 1], tl.int32) + (tl.arange(0, CHUNK) + c * CHUNK)[None, :]
         mask = inside if WHOLE else inside & (column < WIDTH)
@@ -227,21 +228,21 @@ def _embedding_layer_norm_bwd_kernel(
 
 @tunable("embedding_layer_norm", ROWS=(1, 2, 4, 8), num_warps=(2, 4, 8, 16))
 def config(width: int, itemsize: int, backward: bool) -> dict:
-    """Launch parameters of forward and backward where no table has better ones: those of layer_norm.py."""
-    launch = layer_norm.config.rule(width, itemsize, backward)
+    """Launch parameters of forward and backward where no table has better ones: those of layer_norm_config.py."""
+    launch = layer_norm_config.config.rule(width, itemsize, backward)
     return {name: launch[name] for name in ("CHUNK", "CHUNKS", "ROWS", "num_warps")}
 
 
 def compiled_keys() -> Iterator[dict]:
     """Keys of tuned entries; a test compiles the rule's launches for them ahead of time."""
-    return (key for key in layer_norm.compiled_keys() if key["width"] <= 4096)
+    return (key for key in layer_norm_config.compiled_keys() if key["width"] <= 4096)
 
 
 def launched(key: dict) -> Iterator[tuple[str, Any, dict]]:
     """(variant, kernel, constants) of the kernels that an entry with this key launches."""
     flags = {f"HAS_{name}": True for name in ("POSITION", "TYPE", "TYPE_IDS", "WEIGHT")}
     flags |= {"HAS_DROPOUT": key["dropout"], "WIDTH": key["width"]}
-    chunk, count = layer_norm.chunks(key["width"], key["itemsize"])
+    chunk, count = layer_norm_config.chunks(key["width"], key["itemsize"])
     flags |= {"CHUNK": chunk, "CHUNKS": count}
     if key["backward"]:
         yield "", _embedding_layer_norm_bwd_kernel, {**flags, "WANTS_AFFINE": True}
@@ -335,7 +336,7 @@ def embedding_layer_norm_backward(
     launch = config(width, word.element_size(), True, like=word, dropout=threshold > 0)
     # The number of programs sets the order of the sums. It depends on the shape and the kind of device alone.
     programs = min(
-        persistent_programs(dy.device, layer_norm.backward_programs(width)),
+        persistent_programs(dy.device, layer_norm_config.backward_programs(width)),
         triton.cdiv(rows, launch["ROWS"]),
     )
     partial = torch.empty((programs, 2, columns), dtype=torch.float32, device=dy.device)

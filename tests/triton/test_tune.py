@@ -21,7 +21,7 @@ from fastenc.kernels import (
     bias_glu,
     embedding_layer_norm,
     launch,
-    layer_norm,
+    layer_norm_config,
     linear_gelu,
 )
 
@@ -384,7 +384,7 @@ def test_one_dtype_is_tuned_unless_another_is_named(tables, monkeypatch):
         (bias_gelu.config, (768,)),
         (bias_glu.config, (768,)),
         (linear_gelu.config, (3072, 768, True)),
-        (layer_norm.config, (768, 2, True)),
+        (layer_norm_config.config, (768, 2, True)),
         (embedding_layer_norm.config, (768, 2, True)),
         (attention_config.config, ("forward", 64, "half", False, True, True)),
         (attention_short_config.config, (64, 64, True, False, True)),
