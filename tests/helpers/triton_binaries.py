@@ -225,7 +225,9 @@ def main_loop(loops, instructions) -> list[str]:
     return min(multiplying, key=len) if multiplying else max(inner, key=len, default=[])
 
 
-def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
+def source_of(
+    kernel, element: str, constants: dict, kind: type[ASTSource] = ASTSource
+) -> tuple[ASTSource, dict]:
     """The source for Triton's compiler, and its options."""
     options = {"enable_fp_fusion": True}
     options |= {name: constants[name] for name in OPTIONS if name in constants}
@@ -238,13 +240,52 @@ def source_of(kernel, element: str, constants: dict) -> tuple[ASTSource, dict]:
         if (name.endswith("_ptr") or name.startswith("stride_") or name in ("width", "inner"))
         and name not in values
     }
-    source = ASTSource(
+    source = kind(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in values.items()},
         attrs=aligned,
     )
     return source, options
+
+
+class Accepted(Exception):
+    """Triton's front end accepts a kernel."""
+
+
+class FrontEnd(ASTSource):
+    """A source whose compilation ends after Triton's front end."""
+
+    def make_ir(self, *arguments):
+        super().make_ir(*arguments)
+        raise Accepted
+
+
+def refused_by_front_end(capability: int) -> tuple[set[str], dict[str, str]]:
+    """(names of the kernels, {case: error}). Of the cases of a kernel that take the same branches one stands for all.
+
+    The interpreter runs code that the front end refuses, such as a variable that changes its type in a loop.
+    """
+    target, kernels, tried, refused = GPUTarget("cuda", capability, 32), set(), set(), {}
+    for name, (kernel, element, constants) in wanted(capability).items():
+        branches = {key: str(value) for key, value in constants.items() if not is_number(value)}
+        variant = (kernel.__name__, *sorted(branches.items()))
+        if variant in tried:
+            continue
+        tried.add(variant)
+        kernels.add(kernel.__name__)
+        source, options = source_of(kernel, element, constants, FrontEnd)
+        try:
+            triton.compile(source, target=target, options=options)
+        except Accepted:
+            pass
+        except Exception as error:
+            refused[name] = str(error)
+    return kernels, refused
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def compile_case(kernel, element: str, constants: dict, capability: int) -> dict:
