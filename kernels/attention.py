@@ -198,7 +198,7 @@ def _backward(
         arguments["record_ptr"] = query_records(
             out, lse, dlse, division.blocks, attention_call.max_seqlen_q, arguments
         )
-    dbias = torch.zeros(3 * q[0].numel(), device=q.device) if wants_bias else nothing()
+    dbias = torch.zeros(sum(heads) * q.shape[2], device=q.device) if wants_bias else nothing()
     if division.short:
         gradients = (dq, dk, dv)
         sums = attention_short.backward(

@@ -183,8 +183,13 @@ def test_no_program_has_an_empty_tile_where_lengths_divide_it(
 
 @pytest.mark.parametrize(
     "lengths, dim, dtype",
-    [((70, 0, 5, 128), 16, torch.float16), ((70, 0, 5), 16, torch.float32)],
-    ids=["short", "any length"],
+    [
+        ((70, 0, 5, 128), 16, torch.float16),
+        ((70, 0, 5), 16, torch.float32),
+        ((0, 0), 16, torch.float16),
+        ((0, 0), 16, torch.float32),
+    ],
+    ids=["short", "any length", "short, no token", "any length, no token"],
 )
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_the_bias_gradient_is_the_sum_of_the_gradients(
