@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 import torch
 from fastenc.kernels import attention_short
-from fastenc.kernels.attention_arguments import is_biased, precision_of, shared_arguments
+from fastenc.kernels.attention_arguments import is_biased, shared_arguments
 from fastenc.kernels.attention_backward import attention_bwd_kv_kernel, attention_bwd_q_kernel
 from fastenc.kernels.attention_call import AttentionCall
 from fastenc.kernels.attention_config import launch_of
 from fastenc.kernels.attention_delta import query_records
 from fastenc.kernels.attention_forward import attention_fwd_kernel
 from fastenc.kernels.attention_grid import block_grid
+from fastenc.kernels.attention_qkv import precision_of
 from fastenc.kernels.attention_relative import config as relative_config
 from fastenc.kernels.attention_relative import relative_bias_gradient
 from fastenc.kernels.attention_short_config import WIDEST, WIDEST_BACKWARD

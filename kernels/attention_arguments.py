@@ -1,8 +1,7 @@
 """The arguments and constants that attention's kernels for sequences of any length share."""
 
-import torch
-import triton
 from fastenc.kernels.attention_call import AttentionCall
+from fastenc.kernels.attention_qkv import head_constants
 from fastenc.kernels.dropout import threshold_and_scale
 from torch import Tensor
 
@@ -15,13 +14,12 @@ def shared_arguments(q: Tensor, k: Tensor, v: Tensor, attention_call: AttentionC
     """The arguments and constants that all kernels for any length share."""
     q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
     threshold, drop_scale = threshold_and_scale(attention_call.dropout_p, attention_call.rng_state)
-    heads, head_dim = q.shape[1:]
+    heads = q.shape[1]
     cu_seqlens_k = (
         attention_call.cu_seqlens_q
         if attention_call.cu_seqlens_k is None
         else attention_call.cu_seqlens_k
     )
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
         "q_ptr": q,
         "k_ptr": k,
@@ -47,25 +45,17 @@ def shared_arguments(q: Tensor, k: Tensor, v: Tensor, attention_call: AttentionC
         else attention_call.relative_bias.shape[1] // 2,
         "left": attention_call.window_left if attention_call.window_left >= 0 else UNLIMITED,
         "right": attention_call.window_right if attention_call.window_right >= 0 else UNLIMITED,
-        "H": heads,
         "GROUP": heads // k.shape[1] if heads else 1,
-        "D": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
         # The variant with a window scales the scores before it masks them and takes their maximum. A scale of 0 or
         # less needs that order.
         "WINDOW": max(attention_call.window_left, attention_call.window_right) >= 0
         or attention_call.scale <= 0,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        **head_constants(q),
     }
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
-
-
-def precision_of(arguments: dict) -> str:
-    """The precision of the launch rules: "half" for 2-byte types, else that of float32 products."""
-    return arguments["PRECISION"] if arguments["q_ptr"].dtype == torch.float32 else "half"
 
 
 def is_biased(arguments: dict) -> bool:

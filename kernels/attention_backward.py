@@ -54,7 +54,7 @@ def attention_bwd_kv_kernel(
     dq_ptr,  # (total_q, H, D), heads next to each other
     dk_ptr,  # (total_k, H // GROUP, D), as dq
     dv_ptr,
-    sums_ptr,  # if GROUP is 1: (slots, 3, H, D), float32, zeroed: of dq and dv over tokens; dk's are 0; or None
+    sums_ptr,  # (slots, 3, H, D), float32, zeroed: sums of dq and dv over a block; dk's are 0. Or None, as if GROUP > 1
     record_ptr,  # (H, total_q, RECORD), int32: by attention_delta.py
     cu_seqlens_q_ptr,
     cu_seqlens_k_ptr,

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from fastenc.kernels.attention_arguments import is_biased, precision_of
+from fastenc.kernels.attention_arguments import is_biased
 from fastenc.kernels.attention_backward import attention_bwd_kv_kernel, attention_bwd_q_kernel
 from fastenc.kernels.attention_forward import attention_fwd_kernel
+from fastenc.kernels.attention_qkv import precision_of
 from fastenc.kernels.attention_tile import shape_constants
 from fastenc.kernels.launch import tunable, warp_groups
 

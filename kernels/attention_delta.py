@@ -10,8 +10,9 @@ Tiling: one program is (block of BLOCK_M queries, sequence, head).
 
 import triton
 import triton.language as tl
-from fastenc.kernels.attention_arguments import contiguous, is_biased, precision_of
+from fastenc.kernels.attention_arguments import contiguous, is_biased
 from fastenc.kernels.attention_grid import block_grid, program, visible_blocks
+from fastenc.kernels.attention_qkv import precision_of
 from fastenc.kernels.attention_tile import (
     LOG2_E,
     head_rows,

@@ -28,7 +28,7 @@ def attention_short_bwd_kernel(
     dk_ptr,  # (total_tokens, H // GROUP, D), as dq
     dv_ptr,
     record_ptr,  # (H, total_tokens, RECORD), int32: by attention_short_record.py
-    sums_ptr,  # if GROUP is 1: (tiles, 3, H, D), float32, zeroed: of dq and dv over tokens, dk's are 0; or None
+    sums_ptr,  # (tiles, 3, H, D), float32, zeroed: sums of dq and dv over a tile; dk's are 0. Or None, as if GROUP > 1
     bounds_ptr,
     rng_ptr,  # None without dropout; not read
     stride_q_token,

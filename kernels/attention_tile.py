@@ -1,10 +1,16 @@
 """One tile of scores, queries by keys or keys by queries: what the attention kernels share.
 
-In the forward probabilities are exp2(product * scale * log2(e) - x), one multiply-add before the exponential; with a
-bias or a window exp2((score - x) * log2(e)), where nothing is rounded before the subtraction; x is the row's maximum.
-In the backward they are exp2((product - x) * scale * log2(e) - y), with x = 0 and y the log-sum-exp, or of scores
-exp2((score - x) * log2(e) - y), with x the log-sum-exp and y = 0. Where rounding the log-sum-exp would show, x is the
-maximum and y is log2 of the row's sum.
+A probability comes from a product of a query and a key; or from a score, where there is a bias or a window:
+
+    forward, product:   exp2(product * scale * log2(e) - x)         one multiply-add before the exponential
+    forward, score:     exp2((score - x) * log2(e))                 nothing is rounded before the subtraction
+    backward, product:  exp2((product - x) * scale * log2(e) - y)
+    backward, score:    exp2((score - x) * log2(e) - y)
+
+In the forward x is the row's maximum. In the backward x and y come from the query's record. For products they are 0 and
+the log-sum-exp, in units of log2; for scores the log-sum-exp and 0. Where rounding the log-sum-exp would show, they are
+the row's maximum and log2 of its sum.
+
 Arguments travel in tuples:
 
     keys:     (k_base, v_base, stride_k_token, stride_v_token, length), from the sequence's first key
@@ -20,8 +26,8 @@ from fastenc.kernels.dropout import is_kept, row_keys, spread
 from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-HUGE = tl.constexpr(2.0**28)
-# A log-sum-exp whose rounding changes a probability by more than 3e-5 from here on.
+HUGE = tl.constexpr(2.0**28)  # see scaled()
+# From here on, rounding a log-sum-exp changes a probability by more than 3e-5.
 LARGE = tl.constexpr(1024.0)
 # Words of a query's record: log_sum, second, base, -, key of dropout (two), -, -.
 RECORD = tl.constexpr(8)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import triton
+from fastenc.kernels.attention_qkv import precision_of, qkv_arguments
 from fastenc.kernels.attention_tile import new_record
 from fastenc.kernels.block_sparse_attention_config import KERNELS, config
 from fastenc.kernels.column_sum import column_sum
@@ -34,30 +35,17 @@ def _arguments(
     scale: float,
 ) -> dict:
     """The arguments and constants that all kernels share."""
-    if q.stride(2) != 1 or not q.stride() == k.stride() == v.stride():
-        q, k, v = (x.contiguous() for x in (q, k, v))
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    heads, head_dim = q.shape[1:]
     rows = q.shape[0] // block_size + cu_seqlens.shape[0] - 1
     return {
-        "q_ptr": q,
-        "k_ptr": k,
-        "v_ptr": v,
+        **qkv_arguments(q, k, v),
         "starts_ptr": starts.contiguous(),
         "blocks_ptr": columns.contiguous(),
         "counts_ptr": counts.contiguous(),
         "cu_seqlens_ptr": cu_seqlens.contiguous(),
-        "stride_token": q.stride(0),
-        "stride_head": q.stride(1),
-        "total_q": q.shape[0],
         "plan_rows": rows if starts.shape[0] - 1 > rows else 0,
         "longest": max_seqlen,
         "scale": scale,
-        "H": heads,
-        "D": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
         "SIZE": block_size,
-        "PRECISION": "tf32" if tf32 else "ieee",
     }
 
 
@@ -66,7 +54,7 @@ def _run(name: str, shared: dict, **own: Any) -> None:
     launch = config(
         name,
         shared["D"],
-        shared["PRECISION"] if shared["q_ptr"].dtype == torch.float32 else "half",
+        precision_of(shared),
         like=shared["q_ptr"],
         max_seqlen=shared["longest"],
     )
@@ -112,14 +100,15 @@ def _by_keys(shared: dict) -> dict[str, Tensor]:
     starts, columns, counts = (shared[f"{name}_ptr"] for name in ("starts", "blocks", "counts"))
     offsets = shared["cu_seqlens_ptr"][:-1]
     first = offsets // shared["SIZE"] + torch.arange(len(offsets), device=offsets.device)
-    rows, every = shared["plan_rows"] or starts.shape[0] - 1, starts.shape[0] - 1
+    all_rows = starts.shape[0] - 1
+    rows = shared["plan_rows"] or all_rows  # of one plan
     entry = torch.arange(columns.shape[0], device=columns.device, dtype=starts.dtype)
-    row = torch.searchsorted(starts[1:], entry, right=True)  # `every` for an entry that no row has
+    row = torch.searchsorted(starts[1:], entry, right=True)  # all_rows for an entry that no row has
     in_plan = row % rows
     block = in_plan - first[torch.searchsorted(first, in_plan, right=True) - 1]
-    key_row = torch.where(row < every, row - block + columns, every)
+    key_row = torch.where(row < all_rows, row - block + columns, all_rows)
     key_row, order = torch.sort(key_row, stable=True)
-    bounds = torch.arange(every + 1, device=columns.device)
+    bounds = torch.arange(all_rows + 1, device=columns.device)
     return {
         "starts_ptr": torch.searchsorted(key_row, bounds).int(),
         "blocks_ptr": block[order].int(),

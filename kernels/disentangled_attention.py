@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import triton
+from fastenc.kernels.attention_qkv import precision_of, qkv_arguments
 from fastenc.kernels.attention_tile import new_record
 from fastenc.kernels.column_sum import column_sum
 from fastenc.kernels.disentangled_attention_config import KERNELS, config
@@ -42,33 +43,20 @@ def _arguments(
     scale: float,
 ) -> dict:
     """The arguments and constants that the kernels share."""
-    if q.stride(2) != 1 or not q.stride() == k.stride() == v.stride():
-        q, k, v = (x.contiguous() for x in (q, k, v))
     threshold, drop_scale = threshold_and_scale(dropout_p, rng_state)
     longest = max(1, max_seqlen)
     origin = longest + MARGIN
-    tf32 = q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    heads, head_dim = q.shape[1:]
     return {
-        "q_ptr": q,
-        "k_ptr": k,
-        "v_ptr": v,
+        **qkv_arguments(q, k, v),
         "position_keys_ptr": expand_table(position_keys, slots, origin),
         "position_queries_ptr": expand_table(position_queries, slots, origin),
         "cu_seqlens_ptr": cu_seqlens.contiguous(),
         "rng_ptr": rng_state if threshold else None,
-        "stride_token": q.stride(0),
-        "stride_head": q.stride(1),
-        "total_q": q.shape[0],
         "longest": longest,
         "origin": origin,
         "scale": scale,
         "threshold": threshold,
         "drop_scale": drop_scale,
-        "H": heads,
-        "D": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "PRECISION": "tf32" if tf32 else "ieee",
     }
 
 
@@ -77,7 +65,7 @@ def _prepare(name: str, shared: dict, **own: Any) -> dict:
     launch = config(
         name,
         shared["D"],
-        shared["PRECISION"] if shared["q_ptr"].dtype == torch.float32 else "half",
+        precision_of(shared),
         warp_groups(shared["q_ptr"].device),
         like=shared["q_ptr"],
         max_seqlen=shared["longest"],

@@ -36,9 +36,8 @@ def _by_pair(terms, BLOCK: tl.constexpr, OF_QUERIES: tl.constexpr):
     """Terms by distance → (BLOCK, BLOCK), queries m by keys n: that of n - m + BLOCK.
 
     terms: OF_QUERIES (BLOCK, 2 BLOCK), queries by distance; else (2 BLOCK, BLOCK), distances by key.
-    A gather along the only axis goes through shared memory. In the order that the terms have there, no two lanes of a
-    warp meet in a bank: neither when they write, each one of 8 rows and one of 4 pairs of columns of the terms, nor
-    when they read such pairs.
+    A gather along the only axis goes through shared memory. The terms are put there in an order in which no two lanes
+    of a warp meet in a bank. When a warp writes, its 32 lanes have 8 rows by 4 pairs of columns. They read such pairs.
     """
     WIDTH: tl.constexpr = 2 * BLOCK
     if OF_QUERIES:

@@ -1,8 +1,8 @@
 """The gradients of the scores, ds, which disentangled attention's backward stores: where they are, and how many.
 
 By pair, those of a query are a row over the keys of its sequence. By distance, (t, d) is at t * width + d, where t is a
-token: the rows of neighbouring queries overlap in memory, because their distances differ by one. So a tile of tokens
-and distances is a plain strided tile.
+token. So a tile of tokens and distances is a plain strided tile. The rows of such tiles overlap in memory, but no two
+stored numbers do: a token has one distance to each token of its sequence, and width is above the number of these.
 
 The workspace holds as many heads as fit into WORKSPACE bytes, at least one; the others follow.
 """
@@ -14,13 +14,13 @@ import triton.language as tl
 from fastenc.kernels.disentangled_attention_tile import VARYING
 from torch import Tensor
 
+# Of the kernels that take as many heads as the workspace holds.
 VARYING_HEADS = [*VARYING, "first_head", "stride_pairs", "stride_distances", "width"]
 # Elements. Strides of the workspace are given in this unit, so that the compiler knows that rows are aligned.
 UNIT = tl.constexpr(16)
 WORKSPACE = 256 * 2**20  # bytes
-MARGIN = (
-    128  # tokens of the largest block: it may touch as many distances beyond the longest sequence
-)
+# Tokens of the largest block. It may touch as many distances beyond the longest sequence.
+MARGIN = 128
 
 
 @triton.jit
@@ -67,7 +67,7 @@ class Workspace(NamedTuple):
 def new_workspace(q: Tensor, longest: int, has_keys: bool, has_queries: bool) -> Workspace:
     """has_keys, has_queries: which of the two tables of positions there are."""
     tokens, heads = q.shape[:2]
-    # A row by distance ends before that of the next query begins. A block may read past the first and the last one.
+    # ``before``: a block may read distances before those of the first token, and behind those of the last.
     unit = UNIT.value
     width, before = triton.cdiv(longest + 1, unit), triton.cdiv(longest + 2 * MARGIN, unit)
     stride_distances = tokens * width + 2 * before
