@@ -317,6 +317,11 @@ def test_bad_input_is_named(tmp_path, capsys):
     assert "executor (--script) must be slurm or ray" in failure(
         capsys, *command, "--script", "k8s"
     )
+    for language in ("work", "dropped", "report.json", "../elsewhere"):
+        named = ("clean", "--language", f"{language}={tmp_path / 'a.txt'}", "-o", tmp_path / "o")
+        message = "language must not be work, dropped, report.json, which the output folder"
+        assert message in failure(capsys, *named)
+        assert message in failure(capsys, *named, "--script", "slurm")
     few = failure(capsys, *command, "--processes", 0)
     assert "--processes must be at least 1, got 0: give more" in few
     assert not (tmp_path / "o").exists()

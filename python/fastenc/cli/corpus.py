@@ -255,10 +255,10 @@ class Clean(Command):
             "column": self.text,
             "quoting": self.quoting,
         }
+        stages = cleaning_stages(str(self.output), **settings)
         if self.script is not None:
             print(executor_script(self.script, str(self.output), settings), end="")
             return
-        stages = cleaning_stages(str(self.output), **settings)
         report = run_locally(stages, self.output, settings, self.processes, self.resume)
         for why, number in report["dropped"].items():
             print(f"{number:>9,}  {why}")

@@ -47,6 +47,8 @@ from fastenc.data.cleaning_steps import (
 
 STEPS = ("gopher", "c4", "fineweb", "exact", "near")
 SHA1 = HashConfig(hash_fc="sha1")
+# What the output folder holds beside a folder of texts for each language.
+BESIDE_TEXTS = ("work", "dropped", "report.json")
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,18 @@ def cleaning_stages(
         column, quoting: as in ``read_texts``.
     Returns: stages that write ``output``/<language>/<task>.jsonl ("text" for the language ""), dropped documents to
         ``output``/dropped, and intermediate files to ``output``/work.
-    Raises: ValueError for an unknown step.
+    Raises: ValueError for an unknown step, and for a language whose folder would not be one of its own in ``output``.
     Source: Rae et al. 2021, arXiv:2112.11446; Raffel et al. 2020, arXiv:1910.10683; Penedo et al. 2024,
         arXiv:2406.17557; Broder 1997 (MinHash); datatrove.
     """
     if unknown := set(steps) - set(STEPS):
         raise ValueError(f"steps must be some of {', '.join(STEPS)}, got {sorted(unknown)}")
+    for language in files:
+        if language.split("/")[0] in (*BESIDE_TEXTS, ".."):
+            raise ValueError(
+                f"language must not be {', '.join(BESIDE_TEXTS)}, which the output folder holds beside the languages' "
+                f"folders, or lead out of it, got {language!r}: give another name"
+            )
     work = f"{output}/work"
     pairs = [(language or "text", path) for language, paths in files.items() for path in paths]
     passes = ["filter", *(step for step in ("exact", "near") if step in steps)]
