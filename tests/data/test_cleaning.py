@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import zip_longest
 
 import pytest
 
@@ -87,6 +89,73 @@ def test_english_asks_for_marks_and_stop_words(tmp_path):
     english = page(0).replace("Soa", "The").replace("soa", "the").replace("sob", "of")
     kept, dropped = clean(tmp_path, [page(1), english], "gopher,c4", "--english")
     assert kept == [english] and dropped == {"gopher_enough_stop_words": 1}
+
+
+def filtered(folder, text, steps, english):
+    """The text that the filters of one script or of the other leave, or the reason why they drop it."""
+    from datatrove.data import Document
+    from datatrove.pipeline.filters.base_filter import get_filter_result
+
+    from fastenc.data.cleaning import cleaning_stages
+
+    stage = cleaning_stages(str(folder), {}, steps=steps, english=english)[0]
+    document = Document(text, "0")
+    for each in stage.pipeline[1:-1]:
+        kept, reason = get_filter_result(each.filter(document))
+        if not kept:
+            return reason
+    return document.text
+
+
+@datatrove
+@pytest.mark.parametrize("step", ["gopher", "c4", "fineweb"])
+def test_the_rules_for_english_are_datatroves(step, tmp_path):
+    """Compared with its filters' defaults, on lines with and without marks, and with zero to three stop words."""
+    from datatrove.data import Document
+    from datatrove.pipeline.filters.base_filter import get_filter_result
+    from datatrove.pipeline.filters.c4_filters import C4QualityFilter
+    from datatrove.pipeline.filters.fineweb_quality_filter import FineWebQualityFilter
+    from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
+
+    from fastenc.data.cleaning_steps import WORD, Words
+
+    classes = {
+        "gopher": GopherQualityFilter,
+        "c4": C4QualityFilter,
+        "fineweb": FineWebQualityFilter,
+    }
+    peer = classes[step](language=Words(WORD))
+    found = set()
+    for seed in range(60):
+        draw = random.Random(seed)
+        ends = draw.choices([".", "!", "..."], [4, 4, 1], k=draw.choice([0, 1, 2, 8, 12]))
+        lines = [page(100 * seed + i, 1)[:-1] for i in range(12)]
+        lines = [line + end for line, end in zip_longest(lines, ends, fillvalue="")]
+        lines[0] = " ".join([*draw.sample(["the", "of", "and"], draw.randint(0, 3)), lines[0]])
+        document = Document("\n".join(lines), "0")
+        kept, reason = get_filter_result(peer.filter(document))
+        expected = document.text if kept else reason
+        assert filtered(tmp_path, "\n".join(lines), (step,), True) == expected
+        found.add(reason)
+    assert len(found) > 1, "some are kept, others dropped"
+
+
+@datatrove
+@pytest.mark.parametrize("step", ["gopher", "c4", "fineweb"])
+def test_texts_that_are_not_english_need_neither_marks_nor_stop_words(step, tmp_path):
+    text = "\n".join(page(seed, 1).replace(".", "") for seed in range(12))
+    assert filtered(tmp_path, text, (step,), False) == text
+    assert filtered(tmp_path, text, (step,), True) != text
+
+
+@datatrove
+@pytest.mark.parametrize("english", [False, True])
+@pytest.mark.parametrize("language", ["zh", "ja", "th"])
+def test_neither_short_nor_long_lines_matter_without_spaces(language, english, tmp_path):
+    short = "\n".join(ARTICLES[language][start : start + 20] for start in range(0, 120, 20))
+    assert filtered(tmp_path, short, ("c4", "fineweb"), english) == short
+    long = "".join(ARTICLES[language].split()) * 10
+    assert len(long) > 1000 and filtered(tmp_path, long, ("c4", "fineweb"), english) == long
 
 
 @datatrove
@@ -190,8 +259,16 @@ def test_words_and_sentences_without_a_dictionary(language):
 
 @datatrove
 def test_exact_duplicates_have_the_same_words(tmp_path):
-    kept, dropped = clean(tmp_path, ["A b.\nC", "other", "a  B. c", " \n"], "exact")
-    assert kept == ["A b.\nC", "other"] and dropped == {"empty": 1, "exact": 1}
+    texts = ["A b.\nC", "other", "a  B. c", " \n", "ab. c"]
+    kept, dropped = clean(tmp_path, texts, "exact")
+    assert kept == ["A b.\nC", "other", "ab. c"] and dropped == {"empty": 1, "exact": 1}
+
+
+@datatrove
+def test_near_duplicates_are_looked_for_among_what_exact_ones_leave(tmp_path):
+    """A text of less than five words has no near-duplicates."""
+    kept, dropped = clean(tmp_path, ["one two", "One two", "one three"], "exact,near")
+    assert kept == ["one two", "one three"] and dropped == {"exact": 1}
 
 
 @datatrove
@@ -220,10 +297,28 @@ def test_near_duplicates_are_those_of_the_exact_similarity(tmp_path):
 
 
 @datatrove
+def test_near_duplicates_are_found_as_often_as_the_formula_says(tmp_path):
+    """Pairs of texts of 100 five-grams, of which k changed words change 5 k."""
+    draw, texts = random.Random(0), []
+    for pair in range(100):
+        words = ["".join(draw.choices("abcdefghij", k=8)) for _ in range(104)]
+        changes = 2 if pair < 50 else 7
+        changed = {10 + 12 * i for i in range(changes)}
+        other = [f"{word}z" if i in changed else word for i, word in enumerate(words)]
+        texts += [" ".join(words), " ".join(other)]
+    kept = {*clean(tmp_path, texts, "near")[0]}
+    found = [len({*texts[2 * i : 2 * i + 2]} - kept) for i in range(100)]
+    for changes, number in ((2, sum(found[:50])), (7, sum(found[50:]))):
+        jaccard = (100 - 5 * changes) / (100 + 5 * changes)
+        share = 1 - (1 - jaccard**8) ** 14
+        assert abs(number - 50 * share) < 3 * (50 * share * (1 - share)) ** 0.5, changes
+
+
+@datatrove
 @pytest.mark.parametrize("language", ["zh", "ja", "th"])
 def test_near_duplicates_in_scripts_without_spaces(language, tmp_path):
     """One more character at the beginning must not change all later words."""
-    text = ARTICLES[language]
+    text = re.sub(r"[\s，、。]", "", ARTICLES[language])
     assert len(clean(tmp_path, [text, text[5] + text], "near")[0]) == 1
 
 
@@ -238,6 +333,44 @@ def corpus(folder):
 
 def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
+
+
+@datatrove
+def test_the_options_reach_the_reader_and_the_executor(tmp_path, monkeypatch):
+    from fastenc.data import cleaning
+
+    workers = []
+
+    class Executor(cleaning.LocalPipelineExecutor):
+        def __init__(self, *arguments, **options):
+            workers.append(options["workers"])
+            super().__init__(*arguments, **(options | {"workers": 1}))
+
+    monkeypatch.setattr(cleaning, "LocalPipelineExecutor", Executor)
+    (tmp_path / "in.tsv").write_text('text\tbody\nno\t"a ""quoted"" text"\n')
+    options = ("--text", "body", "--quoting", "csv", "--processes", 2, "--steps", "exact")
+    run("clean", tmp_path / "in.tsv", "-o", tmp_path / "out", *options)
+    assert read_texts(tmp_path / "out" / "text" / "00000.jsonl") == ['a "quoted" text']
+    assert workers == [2] * 4
+
+
+@datatrove
+def test_a_run_is_not_continued_with_other_options(tmp_path, capsys):
+    """The first run ends at a malformed file."""
+    (tmp_path / "in.tsv").write_text("text\tbody\na\tb\nc\n")
+    (tmp_path / "bad").write_text("darn\n")
+    command = ("clean", tmp_path / "in.tsv", "-o", tmp_path / "out")
+    assert "in.tsv, line 3" in failure(capsys, *command)
+    for name, options in {
+        "files": ("--language", f"en={tmp_path / 'in.tsv'}"),
+        "steps": ("--steps", "exact"),
+        "english": ("--english",),
+        "--bad-words": ("--bad-words", tmp_path / "bad"),
+        "column": ("--text", "body"),
+        "quoting": ("--quoting", "csv"),
+    }.items():
+        given = ("clean", *command[2:]) if name == "files" else command
+        assert f"was begun with {name}=" in failure(capsys, *given, *options, "--resume")
 
 
 KILLED = """

@@ -231,7 +231,7 @@ class Clean(Command):
     steps: str = option("gopher,c4,fineweb,exact,near", "Steps to run, separated by commas.")
     english: bool = option(
         False,
-        "Also require punctuation marks at the end of lines (C4) and two English stop words (Gopher).",
+        "Also require punctuation marks at the end of lines (C4, FineWeb) and two English stop words (Gopher).",
     )
     bad_words: Path | None = option(
         None, "File with a word on each line; documents that contain one of them are dropped."

@@ -81,8 +81,9 @@ def cleaning_stages(
 
     - "gopher" drops documents by Gopher's rules on repetition and on quality (50 to 100,000 words; limits on symbols,
       bullets, ellipses and words without letters).
-    - "c4" drops lines that mention JavaScript or a policy and lines of fewer than three words. It drops documents with
-      lorem ipsum, a curly bracket or fewer than five sentences.
+    - "c4" drops lines that mention JavaScript or a policy, lines of fewer than three words and lines with a word of
+      more than 1,000 characters, and removes marks such as [1] and [edit]. It drops documents with lorem ipsum, a
+      curly bracket or fewer than five sentences.
     - "fineweb" drops documents whose lines are mostly short, repeated or without a punctuation mark at their end.
     - "exact" keeps one of several documents with the same words. Case and white space do not matter.
     - "near" keeps one document of each cluster of near-duplicates. Two documents are near-duplicates if their MinHash
@@ -96,7 +97,8 @@ def cleaning_stages(
         output: folder of the result.
         files: {language: paths}, read by ``read_texts``; each file is a task.
         steps: some of ``STEPS``; they run in the order of ``STEPS``.
-        english: also require marks at the end of lines (C4) and two stop words (Gopher).
+        english: also require marks at the end of lines (C4, FineWeb) and two stop words (Gopher). Without it, "fineweb"
+            keeps a document of which no line ends with a mark.
         bad_words: a document that contains one of these words, in any case, is dropped. C4's list is not included.
         column, quoting: as in ``read_texts``.
     Returns: stages that write ``output``/<language>/<task>.jsonl ("text" for the language ""), dropped documents to
