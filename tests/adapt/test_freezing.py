@@ -111,9 +111,15 @@ def test_heads_have_the_highest_rate(make):
                 assert group["lr_scale"] == 1.0, names[id(parameter)]
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "megatron-bert"])
-def test_rates_of_what_is_frozen_before_the_layers_are_those_of_the_embeddings(family, tmp_path):
-    encoder = Encoder.from_pretrained(save(families.model(family), tmp_path))
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("deberta-v2", {}), ("deberta-v2", {"conv_kernel_size": 3}), ("megatron-bert", {})],
+    ids=["deberta-v2", "convolution", "megatron-bert"],
+)
+def test_rates_of_what_is_frozen_before_the_layers_are_those_of_the_embeddings(
+    family, options, tmp_path
+):
+    encoder = Encoder.from_pretrained(save(families.model(family, **options), tmp_path))
     freeze_encoder(encoder, 0)
     below = {id(p) for p in encoder.parameters() if not p.requires_grad}
     freeze_encoder(encoder, 1)

@@ -78,6 +78,25 @@ def test_a_base_model_of_the_hub_is_named_by_its_name(tmp_path):
     assert card.data.eval_results is None, "the hub refuses what is no number"
 
 
+def test_tasks_and_metrics_have_the_hubs_names(tmp_path):
+    """Of https://huggingface.co/tasks and https://huggingface.co/metrics."""
+    model, metrics = small_model("mlm", word_tokenizer()), {"pearson": 0.5, "spearman": 0.4}
+    card = ModelCard(model_card(tmp_path, model, {"task": "sentence-embedding"}, [], metrics))
+    assert card.data.pipeline_tag == "sentence-similarity"
+    types = [result.metric_type for result in card.data.eval_results]
+    assert types == ["pearsonr", "spearmanr"]
+    for task, tag in (
+        ("sequence-classification", "text-classification"),
+        ("token-classification", "token-classification"),
+        ("span-ner", "token-classification"),
+        ("question-answering", "question-answering"),
+        ("seq2seq", "text2text-generation"),
+        ("word-sense", None),
+    ):
+        card = ModelCard(model_card(tmp_path, model, {"task": task}, [], {}))
+        assert card.data.pipeline_tag == tag
+
+
 def test_the_code_of_a_pretrained_models_card_runs(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(documents(40)))
     sizes = ("--layers", 1, "--hidden", 32, "--vocab-size", 60, "--block-size", 32)

@@ -39,7 +39,7 @@ def test_it_trains_as_a_trainer_made_by_hand(tmp_path):
     settings = dict(max_steps=4, batch_size=4, seed=3)
     model = NEW.make(OPTIONS, tokenizer, seed=3)
     config = PretrainConfig(str(tmp_path / "door"), **settings)
-    objective_trainer(OPTIONS, model, texts, config, show_progress=False).train()
+    metrics = objective_trainer(OPTIONS, model, texts, config, show_progress=False).train()
 
     held_out = OPTIONS.pack(texts[::20], tokenizer)
     examples = OPTIONS.pack([t for i, t in enumerate(texts) if i % 20], tokenizer)
@@ -53,7 +53,7 @@ def test_it_trains_as_a_trainer_made_by_hand(tmp_path):
         evaluate=lambda m: evaluate_objective(m, held_out, collator),
         show_progress=False,
     )
-    trainer.train()
+    assert trainer.train() == metrics
     assert_bitwise_equal(weights(tmp_path / "door"), weights(tmp_path / "hand"))
 
 
@@ -171,6 +171,26 @@ def test_transformers_loads_a_new_model_of_every_family(family, tmp_path):
         torch.testing.assert_close(model(pack_sequences([ids])).logits, expected)
 
 
+def test_a_new_model_has_the_dropout_and_the_positions_asked_for(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    options = ObjectiveOptions(block_size=600)
+    NewModel(layers=1, hidden=32, dropout=0.3).make(options, word_tokenizer()).save_pretrained(
+        tmp_path
+    )
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == 0.3
+    assert config.max_position_embeddings == 600
+
+
+def test_the_seed_decides_the_first_weights():
+    first, again, other = (
+        NEW.make(OPTIONS, word_tokenizer(), seed).state_dict() for seed in (1, 1, 2)
+    )
+    assert_bitwise_equal(first, again)
+    name = "encoder.layers.0.up.weight"
+    assert not torch.equal(first[name], other[name])
+
+
 @pytest.mark.parametrize("family", families_of(OBJECTIVES["mlm"]))
 def test_a_new_model_drops_what_its_checkpoint_drops(family, tmp_path):
     model = NewModel(layers=1, hidden=32, dropout=0.5, family=family).make(
@@ -195,6 +215,11 @@ def test_transformers_loads_a_new_encoder_decoder_of_every_family(family, tmp_pa
         tmp_path, output_loading_info=True, attn_implementation="eager"
     )
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    # As in the published checkpoints: T5's decoder starts with the padding token, BART's with the end token. mBART's
+    # starts with the token of a language, which this tokenizer lacks.
+    if family != "mbart":
+        start = tokenizer.token_to_id("[PAD]" if "t5" in family else "[SEP]")
+        assert theirs.config.decoder_start_token_id == start
     source, labels = (tokenizer.encode(text).ids[:20] for text in documents(2))
     ids, targets = torch.tensor([source]), torch.tensor([labels])
     target, packed = pack_targets([labels], model.decoder_start_token_id)

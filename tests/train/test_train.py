@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastenc.models import EncoderConfig, MaskedLM
-from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, run_report
+from fastenc.train import TrainConfig, Trainer, fine_tuning_lr, loop, run_report
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.evaluations import Evaluations
 from fastenc.train.log import read_log
@@ -73,6 +73,43 @@ def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
     trainer.evaluate = lambda model: {"loss": float(model.training)}
     assert trainer.train() == {"loss": 0.0}
     assert modes == [True] * 6, "two micro-batches a step"
+
+
+def test_an_evaluation_does_not_change_what_dropout_drops_after_it(tmp_path):
+    """An evaluation may draw random numbers, such as a task that samples."""
+    for name, drawn in (("none", 0), ("some", 5)):
+        trainer = build(tmp_path / name, max_steps=4, eval_every=2)
+        trainer.evaluate = lambda model, drawn=drawn: {"loss": float(torch.rand(drawn).sum())}
+        trainer.train()
+    none, some = (weights(checkpoints.folder_of(tmp_path / name, 4)) for name in ("none", "some"))
+    assert_bitwise_equal(none, some)
+
+
+class OfAnotherProcess:
+    """An accelerator as the process of this index has it."""
+
+    def __init__(self, accelerator, index):
+        self._accelerator, self.process_index = accelerator, index
+
+    def __getattr__(self, name):
+        return getattr(self._accelerator, name)
+
+
+def test_each_process_drops_other_units(tmp_path, monkeypatch):
+    """From the beginning, and after a run was resumed with another number of processes."""
+    seeds = []
+    made = loop._accelerator
+    for index in (0, 1):
+        monkeypatch.setattr(
+            loop, "_accelerator", lambda config, index=index: OfAnotherProcess(made(config), index)
+        )
+        trainer = build(tmp_path, seed=7)
+        seeds.append(torch.initial_seed())
+        trainer.processes = 2
+        for step in (4, 5):
+            trainer._restore_random_states({"0.cpu": torch.get_rng_state()}, step)
+            seeds.append(torch.initial_seed())
+    assert len(set(seeds)) == 6
 
 
 def test_the_log_counts_passes_that_are_done(tmp_path):
