@@ -5,8 +5,11 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fastenc.train.log import read_log
+from fastenc.train.run_report import duration
+from fastenc.train.step_statistics import StepStatistics
 from tests.helpers.training_run import build
 
 
@@ -37,6 +40,24 @@ def test_the_log_has_tokens_per_second_and_steps_per_day(tmp_path):
         seconds = 86400 / line["steps_per_day"]
         assert line["tokens_per_s"] * seconds == pytest.approx(tokens)
     assert len(lines) == 8
+
+
+def test_a_line_has_the_mean_loss_of_its_steps_and_the_last_norm():
+    statistics = StepStatistics()
+    for rows in ([(1.0, 4.0), (3.0, 2.0)], [(5.0, 7.0), (9.0, 6.0)]):
+        for step, (loss, norm) in enumerate(rows, 1):
+            values = [loss, norm, 10.0, 0.0, 2 * loss]
+            statistics.add(step, ["mlm"], torch.tensor(values, dtype=torch.float64))
+        assert statistics.read() == [(step, *row) for step, row in enumerate(rows, 1)]
+        line = statistics.close()
+        mean = sum(loss for loss, _ in rows) / 2
+        assert (line["loss"], line["mlm"]) == (mean, 2 * mean)
+        assert line["grad_norm"] == rows[-1][1]
+
+
+def test_a_time_has_its_two_largest_units():
+    times = {12: "12s", 310: "5m10s", 3659: "1h00m", 12_000: "3h20m", 90_060: "25h01m"}
+    assert {seconds: duration(seconds) for seconds in times} == times
 
 
 def test_tensorboard_goes_on_with_a_resumed_run(tmp_path):

@@ -57,13 +57,16 @@ def test_the_best_model_is_that_of_the_best_value(tmp_path, higher, step):
     assert_bitwise_equal(weights(tmp_path), weights(checkpoints.folder_of(tmp_path, step)))
 
 
-def test_the_best_model_of_a_task_has_the_highest_accuracy(tmp_path):
+@pytest.mark.parametrize("metric, best", [("accuracy", 0.9), ("loss", 0.1)])
+def test_the_best_model_of_a_task_has_the_highest_accuracy_or_the_lowest_loss(
+    metric, best, tmp_path
+):
     values = iter([0.3, 0.9, 0.1])
     trainer = build_task(
-        tmp_path, "sequence-classification", metric="accuracy", max_steps=3, eval_every=1
+        tmp_path, "sequence-classification", metric=metric, max_steps=3, eval_every=1
     )
-    trainer.evaluate = lambda model: {"accuracy": next(values)}
-    assert trainer.train()["accuracy"] == 0.9
+    trainer.evaluate = lambda model: {metric: next(values)}
+    assert trainer.train()[metric] == best
 
 
 def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
