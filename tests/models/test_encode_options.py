@@ -52,6 +52,18 @@ def test_vectors_are_sentence_transformers(folder, options):
     torch.testing.assert_close(one, torch.from_numpy(vectors[0]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("truncate_dim", [None, 20])
+def test_vectors_keep_their_length_if_that_is_asked_for(folder, truncate_dim):
+    from sentence_transformers import SentenceTransformer
+
+    *modules, _ = sentence_transformer(folder)
+    peer = SentenceTransformer(modules=modules, device="cpu", truncate_dim=truncate_dim).eval()
+    options = {"normalize": False, "truncate_dim": truncate_dim}
+    vectors = Encoder.from_pretrained(folder).encode(TEXTS, convert_to_numpy=True, **options)
+    numpy.testing.assert_allclose(vectors, peer.encode(TEXTS), rtol=1e-4, atol=1e-6)
+    assert (abs(numpy.linalg.norm(vectors, axis=1) - 1) > 1e-3).all()
+
+
 def test_the_default_prompt_is_put_before_each_text_unless_another_is_given(folder, tmp_path):
     main = folder / "config_sentence_transformers.json"
     main.write_text(json.dumps({"prompts": PROMPTS, "default_prompt_name": "chess"}))

@@ -69,6 +69,13 @@ def test_the_best_model_of_a_task_has_the_highest_accuracy_or_the_lowest_loss(
     assert trainer.train()[metric] == best
 
 
+def test_a_batch_of_whole_texts_has_the_tokens_of_a_full_batch_of_cut_texts(tmp_path):
+    tokens = lambda task, **options: build_task(tmp_path, task, **options).config.batch_tokens
+    assert tokens("chunks") == 32 * 512
+    assert tokens("chunks", batch_tokens=99) == 99
+    assert tokens("sequence-classification") is None
+
+
 def test_dropout_is_on_in_every_step_and_off_in_evaluations(tmp_path):
     trainer = build(tmp_path, max_steps=3, eval_every=1)
     model, modes = trainer.plain_model.eval(), []  # as a model that is loaded
