@@ -61,6 +61,9 @@ def test_parts_make_the_vectors_of_encode(suffix, store_as, base, tmp_path):
     )
     torch.testing.assert_close(vectors.float(), expected, **exact)
     assert [path.name for path in tmp_path.iterdir()] == [f"v{suffix}"]
+    if suffix == ".safetensors":
+        header = int.from_bytes((tmp_path / f"v{suffix}").read_bytes()[:8], "little")
+        assert header % 8 == 0, "as safetensors writes it"
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet"])
@@ -115,6 +118,28 @@ def test_queries_have_the_ranges_of_the_corpus(suffix, base, tmp_path):
         printed = run("embed", base, tmp_path / "queries.txt", "-o", output, *options)
         np.testing.assert_array_equal(vectors_of(output), expected)
         assert "ranges" not in printed.partition(str(output))[2]
+
+
+def test_a_run_is_not_continued_with_another_calibration(base, tmp_path, monkeypatch):
+    encoder, output = Encoder.from_pretrained(base), tmp_path / "v.npy"
+    for name in ("one", "other"):
+        np.save(tmp_path / f"{name}.npy", np.eye(32, dtype="float32"))
+    embed = lambda name, **options: embed_file(
+        *(encoder, base / "texts.txt", output),
+        precision="int8",
+        calibration=tmp_path / f"{name}.npy",
+        batch_size=7,
+        **options,
+    )
+    given = Parts(monkeypatch, stop_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        embed("one")
+    given.stop_at = None
+    with pytest.raises(ValueError, match="begun with calibration="):
+        embed("other", resume=True)
+    np.save(tmp_path / "one.npy", np.zeros((9, 32), "float32"))
+    with pytest.raises(ValueError, match="begun with calibration="):
+        embed("one", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +218,13 @@ def test_an_interrupted_run_says_what_it_keeps_and_goes_on_there(
     )
     with pytest.raises(ValueError, match=message):
         embed_file(encoder, base / "texts.txt", output, **options)
-    for other in ({"pooling": "cls"}, {"store_as": "float16"}, {"batch_size": 8}):
+    for other in (
+        {"pooling": "cls"},
+        {"store_as": "float16"},
+        {"batch_size": 8},
+        {"text": "words"},
+        {"quoting": "csv"},
+    ):
         with pytest.raises(ValueError, match="begun with options="):
             embed_file(encoder, base / "texts.txt", output, resume=True, **{**options, **other})
     given.sizes.clear()
@@ -293,6 +324,17 @@ def test_a_parquet_file_has_all_columns_of_the_input(base, rows, tmp_path):
     assert (row["id"], row["sentence"], len(row["embedding"])) == ("007", "a text", 32)
 
 
+def test_a_column_has_the_type_of_all_its_values(tmp_path):
+    """The rows are looked at in parts, of which some may have whole numbers or nothing."""
+    rows = [{"score": None}, {"score": 1}, {"score": 2.5}]
+    table = embedding_table.ParquetTable(4, "float32")
+    for row in rows:
+        table.look_at([row])
+    table.write(tmp_path / "v.parquet", rows, [np.zeros((3, 4), "float32")])
+    scores = parquet.read_table(tmp_path / "v.parquet")["score"]
+    assert str(scores.type) == "double" and scores.to_pylist() == [None, 1.0, 2.5]
+
+
 def test_a_disk_that_is_full_at_the_end_keeps_the_vectors(base, rows, tmp_path, monkeypatch):
     encoder, output = Encoder.from_pretrained(base), tmp_path / "v.parquet"
     monkeypatch.setattr(embedding_table.ParquetTable, "write", full)
@@ -345,17 +387,32 @@ def test_ids_are_beside_the_vectors(suffix, base, rows, tmp_path):
             embed_file(Encoder.from_pretrained(base), rows, tmp_path / f"v{suffix}")
 
 
-def test_a_vector_beyond_float16_is_named(base, tmp_path, monkeypatch):
-    encoder = Encoder.from_pretrained(base)
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_a_vector_beyond_float16_is_named(base, tmp_path, monkeypatch, batch_size):
+    encoder, output = Encoder.from_pretrained(base), tmp_path / "v.npy"
     (tmp_path / "t.txt").write_text("a text\nanother\n")
-    larger = torch.tensor([[1.0], [1e6]])
-    large = lambda *given, **options: (each * larger for each in encode_parts(*given, **options))
-    monkeypatch.setattr(embedding_file, "encode_parts", large)
+    options = {"store_as": "float16", "batch_size": batch_size}
+
+    def times(*factors):
+        def scaled(*given, **options):
+            rest = iter(factors)
+            for each in encode_parts(*given, **options):
+                yield each * torch.tensor([[next(rest)] for _ in each])
+
+        monkeypatch.setattr(embedding_file, "encode_parts", scaled)
+
+    times(1.0, 1e6)
     with pytest.raises(
         ValueError, match=r"store_as must be float32 .*: text 2 has a number beyond"
     ):
-        embed_file(encoder, tmp_path / "t.txt", tmp_path / "v.npy", store_as="float16")
-    embed_file(encoder, tmp_path / "t.txt", tmp_path / "v.npy")
+        embed_file(encoder, tmp_path / "t.txt", output, **options)
+    for path in tmp_path.glob("v.npy*"):
+        path.unlink()
+    times(1.0, float("inf"))  # float32 would hold no other number
+    embed_file(encoder, tmp_path / "t.txt", output, **options)
+    assert np.isfinite(np.load(output)).all(1).tolist() == [True, False]
+    times(1.0, 1e6)
+    embed_file(encoder, tmp_path / "t.txt", output)
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is(base, tmp_path, monkeypatch, capsys):
