@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -297,6 +298,37 @@ def test_two_runs_do_not_write_one_file(base, tmp_path):
         file.append([b"two"], 1)
     assert output.read_bytes() == b"onetwo"
     assert [path.name for path in tmp_path.iterdir()] == ["v.npy"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("left", [None, b"o"], ids=["deleted", "shortened"])
+def test_a_run_whose_parts_are_gone_starts_again(left, resume, tmp_path):
+    output, settings = tmp_path / "v.npy", {"model": "m"}
+    with (
+        pytest.raises(ZeroDivisionError),
+        parts_file.PartsFile(output, "texts", settings, False) as file,
+    ):
+        file.append([b"one"], 1)
+        raise ZeroDivisionError
+    part = tmp_path / "v.npy.part"
+    assert part.read_bytes() == b"one"
+    part.unlink() if left is None else part.write_bytes(left)
+    with parts_file.PartsFile(output, "texts", settings, resume) as file:
+        assert file.done == 0
+        file.append([b"two"], 1)
+    assert output.read_bytes() == b"two" and not list(tmp_path.glob("*.part*"))
+
+
+def test_an_output_in_the_models_folder_does_not_change_the_model(base, tmp_path, monkeypatch):
+    folder = shutil.copytree(base, tmp_path / "model")
+    encoder, output = Encoder.from_pretrained(folder), folder / "v.npy"
+    given = Parts(monkeypatch, stop_at=3)
+    options = {"batch_size": 7, "model_name": str(folder)}
+    with pytest.raises(KeyboardInterrupt):
+        embed_file(encoder, base / "texts.txt", output, **options)
+    given.stop_at = None
+    embed_file(encoder, base / "texts.txt", output, resume=True, **options)
+    torch.testing.assert_close(vectors_of(output), encoder.encode(TEXTS), rtol=1e-5, atol=1e-6)
 
 
 ROWS = [

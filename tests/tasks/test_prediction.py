@@ -132,7 +132,8 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_a_run_is_not_resumed_with_another_input(small_parts, inputs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("lines", [["another text"], reversed(TEXTS)], ids=["shorter", "as long"])
+def test_a_run_is_not_resumed_with_another_input(lines, small_parts, inputs, tmp_path, monkeypatch):
     task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
     real = torch.Tensor.softmax
     calls = []
@@ -146,7 +147,7 @@ def test_a_run_is_not_resumed_with_another_input(small_parts, inputs, tmp_path, 
     monkeypatch.setattr(torch.Tensor, "softmax", second_part_fails)
     with pytest.raises(Killed):
         predict_file(task, model, inputs, output)
-    inputs.write_text("another text\n")
+    inputs.write_text("".join(f"{line}\n" for line in lines))
     with pytest.raises(ValueError, match="begun with inputs="):
         predict_file(task, model, inputs, output, resume=True)
 
