@@ -132,6 +132,27 @@ def test_a_killed_run_goes_on_where_it_was(small_parts, inputs, tmp_path, monkey
     assert not list(tmp_path.glob("*.part*"))
 
 
+def test_a_run_that_was_killed_after_its_last_part_repeats_nothing(
+    small_parts, inputs, tmp_path, monkeypatch
+):
+    """The last part has three items of five."""
+    task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
+
+    def kill(self):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts_file.PartsFile, "_finish", kill)
+        with pytest.raises(Killed):
+            predict_file(task, model, inputs, output)
+    assert predict_file(task, model, inputs, output, resume=True) == len(TEXTS)
+    lines = output.read_text().splitlines()
+    data = task.read_inputs(inputs)
+    expected = list(task.lines(model, data, task.predict(model, data), ".tsv"))
+    for one, two in zip(lines, expected, strict=True):
+        check_line(one, two, ".tsv")
+
+
 @pytest.mark.parametrize("lines", [["another text"], reversed(TEXTS)], ids=["shorter", "as long"])
 def test_a_run_is_not_resumed_with_another_input(lines, small_parts, inputs, tmp_path, monkeypatch):
     task, model, output = SequenceClassification(), a_model(SequenceClassifier), tmp_path / "o.tsv"
