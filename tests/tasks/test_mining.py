@@ -9,7 +9,7 @@ import torch
 
 import fastenc
 from fastenc.data import train_tokenizer
-from fastenc.data.pairs import read_pairs
+from fastenc.data.pairs import encode_pairs, read_pairs
 from fastenc.data.ranking import read_ranking
 from fastenc.models import CrossEncoder, EncoderConfig, SentenceEmbedder
 from fastenc.models.embedding import search
@@ -261,6 +261,19 @@ def test_a_given_prompt_is_put_before_each_text(folder, prompted):
     for one, other in zip(mined, expected, strict=True):
         assert [before("document", text) for text in one.negatives] == other.negatives
         assert one.negative_scores == pytest.approx(other.negative_scores, abs=1e-6)
+
+
+def test_empty_lines_of_a_corpus_are_no_negatives(folder, tmp_path):
+    """So `fastenc finetune` takes what `fastenc mine` writes."""
+    pairs, corpus, rows = (tmp_path / name for name in ("pairs.tsv", "corpus.txt", "rows.tsv"))
+    lines = ["sentence1\tsentence2", *("\t".join(pair) for pair in PAIRS)]
+    pairs.write_text("\n".join(lines) + "\n")
+    corpus.write_text("\n\n".join(TEXTS[24:]) + "\n \n")
+    run("mine", folder / "vectors", pairs, "--corpus", corpus, "--num-negatives", 99, "-o", rows)
+    data = read_pairs(rows, ("sentence1", "sentence2", "negative"))
+    assert {negative for _, _, negative in data.texts} >= {*TEXTS[24:]}
+    model = SentenceEmbedder.from_pretrained(folder / "vectors")
+    assert len(encode_pairs(data, model.tokenizer, 64)) == len(data)
 
 
 @pytest.mark.parametrize("limit", ["max_score", "min_score", "margin"])

@@ -48,7 +48,9 @@ class Mine(Command):
         "triplets: a row with the query, its document and a negative, for each of these. lists: a row for each query "
         "with all its documents, their labels and scores.",
     )
-    corpus: str | None = option(None, "Further documents, in the same formats or .txt.")
+    corpus: str | None = option(
+        None, "Further documents, in the same formats or .txt. Empty ones are left out."
+    )
     corpus_text: str = option("sentence", "Column of the document in the corpus.")
     mining: Mining = group("Choice of the negatives")
     cross_encoder: str | None = option(

@@ -108,7 +108,7 @@ def mine_hard_negatives(
 
     Args:
         pairs: (query, positive).
-        corpus: further documents.
+        corpus: further documents. Empty ones are left out.
         options: None: :class:`Mining`.
         cross_encoder: it has one label.
         query_prompt, document_prompt: text before each query, and before each document. None: the checkpoint's prompts
@@ -130,7 +130,9 @@ def mine_hard_negatives(
         raise ValueError("there must be a pair to mine negatives for, got none: give pairs")
     queries = list(positives_of)
     positive_texts = list(chain.from_iterable(positives_of.values()))
-    documents = list(dict.fromkeys([*corpus, *positive_texts]))
+    # A text file may have empty lines, and no training takes an empty text.
+    further = (text for text in corpus if text.strip())
+    documents = list(dict.fromkeys([*further, *positive_texts]))
     index_of = {text: index for index, text in enumerate(documents)}
     stored = {} if encoder.sentence is None else encoder.sentence.prompts
 
