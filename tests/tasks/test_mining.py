@@ -248,6 +248,24 @@ def test_the_command_passes_its_options_on(folder, tmp_path):
         assert other != mined, f"the rows are the same without {left_out}"
 
 
+def test_the_command_reads_the_corpus_as_it_is_described(folder, tmp_path, monkeypatch):
+    given, real = [], mine_hard_negatives
+
+    def mine(encoder, pairs, corpus, *arguments, **options):
+        given.append((corpus, options["batch_size"]))
+        return real(encoder, pairs, corpus, *arguments, **options)
+
+    monkeypatch.setattr("fastenc.cli.mine.mine_hard_negatives", mine)
+    (tmp_path / "pairs.tsv").write_text('sentence1\tsentence2\ndog\t"a ""dog"" runs"\n')
+    (tmp_path / "corpus.tsv").write_text('sentence\tbody\nno\t"a ""cat"" runs"\n')
+    options = ("--corpus-text", "body", "--quoting", "csv", "--batch-size", 5)
+    files = (tmp_path / "pairs.tsv", "--corpus", tmp_path / "corpus.tsv")
+    run("mine", folder / "vectors", *files, "-o", tmp_path / "rows.jsonl", *options)
+    assert given == [(['a "cat" runs'], 5)]
+    (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert (row["sentence2"], row["negative"]) == ('a "dog" runs', 'a "cat" runs')
+
+
 @pytest.mark.parametrize("prompted", ["query", "document"])
 def test_a_given_prompt_is_put_before_each_text(folder, prompted):
     """The vectors are those of texts that begin with it."""
