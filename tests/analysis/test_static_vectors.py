@@ -14,6 +14,7 @@ from fastenc.analysis import (
     StaticVectors,
     compare_neighbours,
     distill_static,
+    find_occurrences,
     isolated_vectors,
     read_analogies,
     read_static_vectors,
@@ -283,6 +284,12 @@ def test_a_word_by_itself_is_in_lower_case_and_in_the_layer_asked_for(encoder):
     expected = encoder.embed_words([["dog"], ["runs"]], layers=(1,)).vectors
     assert vectors.words == ["dog", "runs"]
     assert torch.equal(vectors[["dog", "runs"]], expected)
+
+
+def test_the_first_sentences_with_a_word_are_found_and_its_first_use_in_each():
+    sentences = [["a", "Bank", "bank"], ["none"], ["bank"], ["the", "BANK"]]
+    found = find_occurrences(sentences, "bank", 2)
+    assert found == [(sentences[0], 1), (sentences[2], 0)]
 
 
 class RandomVectors:
