@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from fastenc import freeze
 from fastenc.adapt import (
     Adapters,
     Lora,
@@ -203,6 +204,30 @@ def test_merging_is_exact_within_rounding_and_undone_bit_for_bit(base, tmp_path)
     assert torch.equal(base(BATCH).logits, expected)
     with pytest.raises(ValueError, match="nothing to unmerge"):
         unmerge_adaptation(base)
+
+
+def test_a_frozen_model_computes_with_what_is_merged_and_unmerged():
+    """Freezing copies the weights, at a width that the kernels pack."""
+    wide = CONFIG.replace(hidden_size=64, intermediate_size=128)
+    model = SequenceClassifier(wide, num_labels=3).eval()
+    add_adaptation(model, METHODS[0])
+    disturb(model)
+    with torch.inference_mode():
+        logits = lambda: model(BATCH).logits
+        expected = logits()
+        use_adaptation(model, None)
+        plain = logits()
+        freeze(model)
+        torch.testing.assert_close(logits(), plain)
+        use_adaptation(model, "default")
+        merge_adaptation(model)
+        torch.testing.assert_close(logits(), expected, rtol=1e-5, atol=1e-5)
+        freeze(model)
+        torch.testing.assert_close(logits(), expected, rtol=1e-5, atol=1e-5)
+        unmerge_adaptation(model)
+        torch.testing.assert_close(logits(), expected, rtol=1e-5, atol=1e-5)
+        use_adaptation(model, None)
+        torch.testing.assert_close(logits(), plain)
 
 
 def test_adaptations_are_swapped_each_with_its_head(base, tmp_path):

@@ -80,6 +80,10 @@ def test_from_files_to_files(base, tmp_path, capsys):
     model = SparseEncoder.from_pretrained(out)
     first, second = rows[0].split("\t")
     assert len(lines) == len(rows) and lines[0] == pytest.approx(model.encode_sparse(first))
+    heavy = (*("-o", tmp_path / "heavy.jsonl"), "--sparse", "--max-active", 2)
+    run("embed", out, pairs, "-t", "sentence1", *heavy)
+    kept = [json.loads(line) for line in (tmp_path / "heavy.jsonl").read_text().splitlines()]
+    assert [[*row.items()] for row in kept] == [[*row.items()][:2] for row in lines]
     one, other = model.encode_sparse([first, second], convert_to_tensor=True).to_dense()
     assert scores[0]["similarity"] == pytest.approx(float(one @ other), rel=1e-4)
     for words, message in (
