@@ -45,6 +45,12 @@ REASONS = {
         "Padding on the left, or a row of padding only.",
         '`tokenizer.padding_side = "right"`; leave out empty texts.',
     ),
+    "masked tokens have other ids than config.pad_token_id, …": (
+        "The mask hides tokens that are not padding, and their states may be read, as those of ColBERT's query "
+        "expansion are. Or the tokenizer pads with another id than the configuration's.",
+        "None for query expansion: documents are fused. If the tokens are padding: "
+        "`config.pad_token_id = tokenizer.pad_token_id`.",
+    ),
     "rotary angles of more than … tokens depend on the batch": (
         "A longer batch than the model's positions, with rotary angles that are scaled by its length (dynamic, "
         "longrope).",

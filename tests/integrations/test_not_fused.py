@@ -103,6 +103,9 @@ CALLS = {
         *((called(family, attention_mask=holes), OWN) for family in ("modernbert", "mpnet")),
     ],
     "a batch of BigBird that is too short for blocks": [(called("big_bird-sparse"), FUSED)],
+    "masked tokens at a row's end that are not padding, as in ColBERT's query expansion": [
+        (called(input_ids=padded_with_7), OWN)
+    ],
     "`position_ids`": [
         (called(position_ids=numbered), FUSED),
         *((called(family, position_ids=numbered), OWN) for family in ("modernbert", "bart")),

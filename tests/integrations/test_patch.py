@@ -335,8 +335,24 @@ def test_heads_that_find_the_last_token_by_its_id_may_read_padding(family, colla
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("collated", [False, True], ids=["", "noted by the collator"])
+def test_states_of_masked_tokens_that_are_not_padding(collated):
+    """ColBERT reads those of its query expansion: mask tokens behind the query, which attention does not see."""
+    theirs, batch = model("modernbert"), padded_batch("modernbert")
+    batch["input_ids"][batch["attention_mask"] == 0] = 96
+    expected = theirs(**batch).last_hidden_state
+    if collated:
+        batch = fastenc.DataCollatorWithSeqlens(dict)(batch)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with pytest.warns(UserWarning, match="masked tokens have other ids than config.pad_token_id"):
+        states = ours(**batch).last_hidden_state
+    torch.testing.assert_close(states, expected, rtol=0, atol=0)
+    ours.config.pad_token_id = 96
+    assert not ours(**batch).last_hidden_state[batch["attention_mask"] == 0].any()
+
+
 def test_esm_counts_the_mask_tokens_of_the_padding():
-    theirs, batch = model("esm"), padded_batch("esm")
+    theirs, batch = model("esm", "ForMaskedLM"), padded_batch("esm")
     ours, padding = fastenc.patch(copy.deepcopy(theirs)), batch["attention_mask"] == 0
     batch["input_ids"][:, ::3] = theirs.config.mask_token_id
     assert (batch["input_ids"][padding] == theirs.config.mask_token_id).any()

@@ -93,6 +93,31 @@ def test_encode(embedders, options):
         numpy.testing.assert_allclose(ours, theirs, atol=tolerance)
 
 
+@pytest.mark.parametrize("attend", [False, True])
+def test_multi_vectors_with_query_expansion(folders, attend):
+    """Late interaction reads the vectors of mask tokens that stand behind a query."""
+    from sentence_transformers.base.modules import Transformer
+
+    models = pytest.importorskip("sentence_transformers.multi_vector_encoder")
+    expansion = {"strategy": "fixed", "attend": attend, "length": 16}
+    steps = [Transformer(str(folders / "vectors"), query_expansion=expansion)]
+    steps.append(models.modules.MultiVectorMask())
+    own, patched = both(lambda: models.MultiVectorEncoder(modules=steps, device="cpu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if not attend:
+            warnings.filterwarnings("ignore", message="fastenc: .* masked tokens have other ids")
+        queries = patched.encode_query(TEXTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        documents = patched.encode_document(TEXTS)
+    for ours, theirs in (
+        *zip(queries, own.encode_query(TEXTS), strict=True),
+        *zip(documents, own.encode_document(TEXTS), strict=True),
+    ):
+        numpy.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 def test_predict_and_rank(cross_encoders):
     own, patched = cross_encoders
     numpy.testing.assert_allclose(patched.predict(PAIRS), own.predict(PAIRS), atol=1e-6)

@@ -25,7 +25,8 @@ class BatchMetadata:
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
-        lowest_padding_id, highest_padding_id: the range of the padding tokens' ids; None if the ids were not read.
+        lowest_padding_id, highest_padding_id: the range of the ids of the padding tokens at the rows' ends, empty
+            without any; None if the ids were not read.
     labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
@@ -41,10 +42,15 @@ class BatchMetadata:
     highest_padding_id: int | None = None
 
     def padding_has_id(self, token_id: int | None) -> bool:
-        """Whether the ids were read and every padding token has this one."""
+        """Whether the ids were read and every padding token at a row's end has this one."""
         return (
             token_id is not None and self.lowest_padding_id == self.highest_padding_id == token_id
         )
+
+    def has_other_padding(self, token_id: int) -> bool:
+        """Whether the ids were read and a padding token at a row's end has another one."""
+        low, high = self.lowest_padding_id, self.highest_padding_id
+        return low is not None and high is not None and low <= high and {low, high} != {token_id}
 
 
 class DataCollatorWithSeqlens:
@@ -144,7 +150,8 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
     real = mask != 0
     lengths = real.sum(1)
     total = lengths.sum()
-    ends = (real * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    ends = (real * places).amax(1)
     zero = lengths.new_zeros(())
     labelled = labelled_padding = zero
     if labels is not None and labels.numel() == mask.numel():
@@ -159,13 +166,13 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
         labelled,
         labelled_padding,
         (mask == 2).sum(),
-        *_padding_ids(ids, real),
+        *_padding_ids(ids, places > ends[:, None]),
     ]
 
 
-def _padding_ids(ids: Tensor | None, real: Tensor) -> list[Tensor]:
-    """The least and the greatest id of a padding token, or nothing if ids are not of the mask's shape."""
-    if not isinstance(ids, Tensor) or ids.shape != real.shape:
+def _padding_ids(ids: Tensor | None, padding: Tensor) -> list[Tensor]:
+    """The least and the greatest id of the padding, or nothing if ids are not of the mask's shape."""
+    if not isinstance(ids, Tensor) or ids.shape != padding.shape:
         return []
     ids = ids.long()
-    return [ids.masked_fill(real, LARGEST_ID).amin(), ids.masked_fill(real, -1).amax()]
+    return [torch.where(padding, ids, LARGEST_ID).amin(), torch.where(padding, ids, -1).amax()]

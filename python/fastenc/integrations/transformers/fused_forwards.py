@@ -59,7 +59,7 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
         if context is not None and context.mask is arguments.get("attention_mask"):
             metadata = context.metadata
         else:
-            metadata = take_metadata(arguments)
+            metadata = take_metadata(arguments, reads_ids=True)
         reason, reading = _read(encoder, live, arguments, metadata)
     arguments.pop(KEY, None)
     if reading is None:
