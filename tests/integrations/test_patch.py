@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import inspect
 import pickle
 import re
@@ -445,6 +446,15 @@ def test_calls_with_sizes_noted_by_the_collator(family, task):
     assert "batch_metadata" in collated
     output, expected = ours(**collated), theirs(**batch)
     assert_same_outputs(output, expected, batch["attention_mask"])
+
+
+def test_the_noted_sizes_can_be_moved_as_lightning_moves_a_batch():
+    """It copies a dataclass and sets every field of the copy (lightning_utilities' apply_to_collection)."""
+    metadata = fastenc.DataCollatorWithSeqlens(dict)(padded_batch("bert"))["batch_metadata"]
+    moved = copy.deepcopy(metadata)
+    for field in dataclasses.fields(metadata):
+        setattr(moved, field.name, getattr(metadata, field.name))
+    assert moved == metadata
 
 
 def test_a_collator_with_seqlens_has_the_collators_attributes():

@@ -12,7 +12,7 @@ ASSERTING = ("cuda", "meta")  # devices with torch._assert_async
 LARGEST_ID = 2**31 - 1  # stands for no id in a minimum
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning sets the fields of a copy when it moves or casts a batch
 class BatchMetadata:
     """Counts of one call's attention mask and labels.
 
