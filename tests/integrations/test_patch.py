@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 import fastenc
 from tests.helpers.extension import needs_cpp
@@ -650,6 +651,36 @@ def test_unsupported_models_are_refused():
     with pytest.raises(ValueError, match=r"labelled_logits_only is for .*got BertModel"):
         fastenc.patch(model("bert"), labelled_logits_only=True)
     assert config("bert").hidden_size == 32
+
+
+class ScoreOfTexts(transformers.PreTrainedModel):
+    """A class of another library around an encoder, which a class of its own calls."""
+
+    config_class = transformers.BertConfig
+
+    def __init__(self, encoder):
+        super().__init__(encoder.config)
+        self.scorer = torch.nn.ModuleDict({"encoder": encoder})
+        self.head = torch.nn.Linear(encoder.config.hidden_size, 1)
+        self.post_init()
+
+    def forward(self, **batch):
+        return self.head(self.scorer["encoder"](**batch).last_hidden_state[:, 0])
+
+
+def test_an_encoder_inside_a_model_of_another_class_is_patched():
+    theirs = ScoreOfTexts(model("bert", attn_implementation="eager")).eval()
+    ours, batch = copy.deepcopy(theirs), padded_batch("bert")
+    assert fastenc.patch(ours) is ours
+    encoder = ours.scorer["encoder"]
+    with torch.no_grad():
+        for frozen in (False, True):
+            torch.testing.assert_close(ours(**batch), theirs(**batch), rtol=0, atol=1e-5)
+            assert not encoder(**batch).last_hidden_state[batch["attention_mask"] == 0].any()
+            assert fastenc.encoder_of(ours).config.hidden_size == 32
+            if not frozen:
+                fastenc.freeze(ours)
+    assert "forward" not in vars(fastenc.unpatch(ours).scorer["encoder"])
 
 
 def test_every_model_inside_a_module_is_patched():

@@ -74,7 +74,7 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     Args:
         model: a ``transformers.PreTrainedModel``, or a module that contains one or several (``SentenceTransformer``,
-            ``PeftModel``). All that ``patch`` knows are patched; a warning names each of the others.
+            ``PeftModel``, your own class). All that ``patch`` knows are patched; a warning names each of the others.
         labelled_logits_only: for a MaskedLM or encoder-decoder called with labels: compute logits for labelled tokens
             only. The loss is the same, and ``logits`` is None. That saves most of a training step's memory and much of
             its time.
@@ -220,14 +220,19 @@ def owner_of_weights(module: Any) -> Any:
 
 
 def _pretrained_models(model: nn.Module, caller: str) -> list["PreTrainedModel"]:
-    """The transformers models: ``model``, or those inside it, without those that are parts of others."""
+    """The transformers models: ``model``, or those inside it, without those that are parts of others.
+
+    A class of another library that contains models which ``patch`` knows, such as GLiClass's, stands for these.
+    """
     pretrained = require("transformers", extra="transformers").PreTrainedModel
     found: list[PreTrainedModel] = []
     inside: set[nn.Module] = set()
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, pretrained) and module not in inside:
-            found.append(module)
-            inside.update(module.modules())
+            parts = (each for each in module.modules() if isinstance(each, pretrained))
+            if _is_known(module) or not any(map(_is_known, parts)):
+                found.append(module)
+                inside.update(module.modules())
     if not found:
         raise ValueError(
             f"{caller} needs a model of transformers, or a module that contains one, got {type(model).__name__}: give "
