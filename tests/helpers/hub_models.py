@@ -73,6 +73,23 @@ def _gliner_of_deberta(folder: Path) -> None:
     GLiNER.from_config({"model_type": "gliner_uni_encoder_span"} | sizes).save_pretrained(folder)
 
 
+def _colbert(folder: Path) -> None:
+    """A ColBERT in sentence-transformers' files, whose attention sees the mask tokens of a query."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+    _model("ModernBertModel", **MODERNBERT)(folder / "encoder")
+    expansion = {"strategy": "fixed", "attend": True, "length": 32}
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    steps = [
+        Transformer(str(folder / "encoder"), query_expansion=expansion),
+        Dense(32, 16, bias=False, activation_function=torch.nn.Identity(), **names),
+        MultiVectorMask(),
+    ]
+    MultiVectorEncoder(modules=steps).save_pretrained(str(folder))
+
+
 def _m3(folder: Path) -> None:
     """BGE-M3: an XLM-RoBERTa, and two linear heads in the files that the published checkpoint has."""
     _model("XLMRobertaModel")(folder)
@@ -106,6 +123,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "cross-encoder/ms-marco-MiniLM-L6-v2": _model("BertForSequenceClassification", ["LABEL_0"]),
     "naver/splade-v3": _model("BertForMaskedLM"),
     "BAAI/bge-m3": _m3,
+    "lightonai/GTE-ModernColBERT-v1": _colbert,
     "knowledgator/modern-gliner-bi-base-v1.0": _gliner,
     "urchade/gliner_medium-v2.1": _gliner_of_deberta,
     "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": _model(
