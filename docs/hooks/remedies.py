@@ -45,9 +45,9 @@ REASONS = {
         "Padding on the left, or a row of padding only.",
         '`tokenizer.padding_side = "right"`; leave out empty texts.',
     ),
-    "masked tokens have other ids than config.pad_token_id, …": (
-        "The mask hides tokens that are not padding, and their states may be read, as those of ColBERT's query "
-        "expansion are. Or the tokenizer pads with another id than the configuration's.",
+    "masked tokens have the id … and not config.pad_token_id, …": (
+        "The mask hides tokens that may not be padding: all have one id, which is neither the configuration's nor 0. "
+        "ColBERT reads the states of such tokens, those of its query expansion.",
         "None for query expansion: documents are fused. If the tokens are padding: "
         "`config.pad_token_id = tokenizer.pad_token_id`.",
     ),

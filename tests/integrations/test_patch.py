@@ -346,11 +346,28 @@ def test_states_of_masked_tokens_that_are_not_padding(collated):
     if collated:
         batch = fastenc.DataCollatorWithSeqlens(dict)(batch)
     ours = fastenc.patch(copy.deepcopy(theirs))
-    with pytest.warns(UserWarning, match="masked tokens have other ids than config.pad_token_id"):
+    with pytest.warns(
+        UserWarning, match="masked tokens have the id 96 and not config.pad_token_id"
+    ):
         states = ours(**batch).last_hidden_state
     torch.testing.assert_close(states, expected, rtol=0, atol=0)
     ours.config.pad_token_id = 96
     assert not ours(**batch).last_hidden_state[batch["attention_mask"] == 0].any()
+
+
+def test_masked_tokens_of_no_meaning_are_padding():
+    """Zeros, as PyTorch pads with, and random ids, as in a benchmark; but not mask tokens among padding."""
+    ours, batch = fastenc.patch(model("roberta")), padded_batch("roberta")
+    padding, ids = batch["attention_mask"] == 0, batch["input_ids"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for filled in (torch.zeros_like(ids), torch.randint(2, 90, ids.shape)):
+            batch["input_ids"] = torch.where(padding, filled, ids)
+            assert not ours(**batch).last_hidden_state[padding].any()
+    batch["input_ids"] = ids.clone()
+    batch["input_ids"][:, -1] = 90
+    with pytest.warns(UserWarning, match="masked tokens have the id 90 and not config.pad_token_i"):
+        assert ours(**batch).last_hidden_state[padding].any()
 
 
 def test_esm_counts_the_mask_tokens_of_the_padding():

@@ -117,9 +117,10 @@ def arguments_reason(
         # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id
-    if metadata is not None and padding_id is not None and metadata.has_other_padding(padding_id):
+    other = None if metadata is None else metadata.other_padding_id(padding_id)
+    if other is not None:
         # They may be tokens whose states are read, such as those of ColBERT's query expansion.
-        return f"masked tokens have other ids than config.pad_token_id, {padding_id}"
+        return f"masked tokens have the id {other} and not config.pad_token_id, {padding_id}"
     positions = live.config.max_positions
     if inputs.shape[1] > positions and live.stack.has_bounded_angles:
         return f"rotary angles of more than {positions} tokens depend on the batch"

@@ -27,6 +27,7 @@ class BatchMetadata:
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
         lowest_padding_id, highest_padding_id: the range of the ids of the padding tokens at the rows' ends, empty
             without any; None if the ids were not read.
+        between_padding_ids: number of these tokens whose id is neither the lowest nor the highest; None as above.
     labelled and labelled_padding are 0 if the labels do not have the shape of the mask.
     """
 
@@ -40,6 +41,7 @@ class BatchMetadata:
     global_tokens: int
     lowest_padding_id: int | None = None
     highest_padding_id: int | None = None
+    between_padding_ids: int | None = None
 
     def padding_has_id(self, token_id: int | None) -> bool:
         """Whether the ids were read and every padding token at a row's end has this one."""
@@ -47,10 +49,16 @@ class BatchMetadata:
             token_id is not None and self.lowest_padding_id == self.highest_padding_id == token_id
         )
 
-    def has_other_padding(self, token_id: int) -> bool:
-        """Whether the ids were read and a padding token at a row's end has another one."""
-        low, high = self.lowest_padding_id, self.highest_padding_id
-        return low is not None and high is not None and low <= high and {low, high} != {token_id}
+    def other_padding_id(self, token_id: int | None) -> int | None:
+        """The id of the padding tokens at the rows' ends that is neither ``token_id`` nor 0, or None if there is none.
+
+        With several such ids it is None too: random ids, as a benchmark may have, mean nothing. It is also None if the
+        model has no padding's id.
+        """
+        if token_id is None or self.between_padding_ids != 0:
+            return None
+        others = {self.lowest_padding_id, self.highest_padding_id} - {token_id, 0}
+        return others.pop() if len(others) == 1 else None
 
 
 class DataCollatorWithSeqlens:
@@ -111,7 +119,9 @@ def take_metadata(arguments: dict, reads_ids: bool = False) -> BatchMetadata | N
     if labels is None:  # a Trainer with label smoothing does not pass the labels to the model
         collated = replace(collated, labelled=0, labelled_padding=0)
     if ids is None:
-        collated = replace(collated, lowest_padding_id=None, highest_padding_id=None)
+        collated = replace(
+            collated, lowest_padding_id=None, highest_padding_id=None, between_padding_ids=None
+        )
     if mask.device.type not in ASSERTING:
         read = read_metadata(mask, labels, ids)
         if read not in (None, collated):
@@ -171,8 +181,10 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
 
 
 def _padding_ids(ids: Tensor | None, padding: Tensor) -> list[Tensor]:
-    """The least and the greatest id of the padding, or nothing if ids are not of the mask's shape."""
+    """The last three fields of :class:`BatchMetadata`, or nothing if ids are not of the mask's shape."""
     if not isinstance(ids, Tensor) or ids.shape != padding.shape:
         return []
     ids = ids.long()
-    return [torch.where(padding, ids, LARGEST_ID).amin(), torch.where(padding, ids, -1).amax()]
+    low = torch.where(padding, ids, LARGEST_ID).amin()
+    high = torch.where(padding, ids, -1).amax()
+    return [low, high, (padding & (ids != low) & (ids != high)).sum()]

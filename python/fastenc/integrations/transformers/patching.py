@@ -58,8 +58,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     A call that the fused forward does not support runs the model's own forward, with a warning for each new reason:
 
-    - attentions are requested, the mask is not (batch, length), a row starts with padding, or masked tokens at a row's
-      end have other ids than ``config.pad_token_id`` (ColBERT reads the states of such tokens);
+    - attentions are requested, the mask is not (batch, length), a row starts with padding, or masked tokens at the
+      rows' ends have one id that is neither ``config.pad_token_id`` nor 0 (ColBERT reads the states of such tokens);
     - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length), or
       the head does (docs/not-fused.md says which);
     - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
