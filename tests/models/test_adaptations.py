@@ -206,6 +206,23 @@ def test_merging_is_exact_within_rounding_and_undone_bit_for_bit(base, tmp_path)
         unmerge_adaptation(base)
 
 
+def test_lora_outside_the_layers_drops_in_training_and_is_trained_while_in_use():
+    config = CONFIG.replace(hidden_dropout_p=0.0, attention_dropout_p=0.0)
+    model = SequenceClassifier(config, num_labels=3).eval()
+    add_adaptation(model, Lora(rank=2, targets=("pooler", "word"), dropout_p=0.5))
+    disturb(model)
+    again = lambda: torch.equal(model(BATCH).logits, model(BATCH).logits)
+    assert again()
+    model.train()
+    assert not again()
+    add_adaptation(model, Lora(rank=2, targets=("pooler", "word")), "second")
+    for name, other in (("second", "default"), ("default", "second")):
+        use_adaptation(model, name)
+        trained = {n for n, parameter in model.named_parameters() if parameter.requires_grad}
+        assert any(f".{name}." in each for each in trained)
+        assert not any(f".{other}." in each for each in trained)
+
+
 def test_a_frozen_model_computes_with_what_is_merged_and_unmerged():
     """Freezing copies the weights, at a width that the kernels pack."""
     wide = CONFIG.replace(hidden_size=64, intermediate_size=128)
