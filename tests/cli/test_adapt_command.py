@@ -6,6 +6,8 @@ import shlex
 import pytest
 from safetensors.torch import load_file
 
+from fastenc.adapt import Adapters, Lora, PrefixTuning, PromptTuning
+from fastenc.cli.finetune import AdaptOptions
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig
 from tests.helpers.commands import failure, run
@@ -34,6 +36,18 @@ def folder(tmp_path_factory):
     run(*train, "-o", folder / "classifier")
     run(*train, "-o", folder / "lora", "--adapt", "lora", "--adapt-size", 2)
     return folder
+
+
+def test_the_size_is_that_of_what_is_added():
+    made = lambda *given: AdaptOptions(adapt=given[0], adapt_size=given[1]).adaptation()
+    for rank in (2, 32):
+        lora = made("lora", rank)
+        assert (lora.rank, lora.alpha / lora.rank) == (rank, 2.0)
+    methods = {"lora": Lora, "adapters": Adapters, "prefix": PrefixTuning, "prompt": PromptTuning}
+    for name, method in methods.items():
+        assert made(name, None) == method()
+        if name != "lora":
+            assert made(name, 5) == method(5)
 
 
 def test_an_adapted_classifier_embeds(folder):
