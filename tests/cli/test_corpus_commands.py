@@ -5,9 +5,10 @@ import signal
 
 import pytest
 
+from fastenc.cli import corpus
 from fastenc.data import TokenStore
 from fastenc.objectives import OBJECTIVES
-from fastenc.text import save_tokenizer
+from fastenc.text import load_tokenizer, save_tokenizer
 from fastenc.train.log import read_log
 from tests.helpers.commands import failure, run
 from tests.helpers.processes import python
@@ -106,6 +107,44 @@ def test_tokenizers_of_languages_and_their_report(folder, tmp_path):
     counts = json.loads((tmp_path / "q" / "tokens.json").read_text())[str(tmp_path / "t")]["en"]
     assert counts["words"] == 2 and counts["characters"] == len('two"words"')
     run("tokenizer", folder / "en.txt", "--vocab-size", 60, "-o", tmp_path / "w")
+
+
+def test_texts_are_read_from_the_column_and_with_the_quotes_asked_for(folder, tmp_path):
+    (tmp_path / "t.tsv").write_text('text\tbody\nno\t"the ""cat"" sat"\n')
+    asked = ("--text", "body", "--quoting", "csv")
+    run("tokenizer", tmp_path / "t.tsv", *asked, "--vocab-size", 60, "-o", tmp_path / "trained")
+    trained = load_tokenizer(tmp_path / "trained")
+    assert trained.decode(trained.encode('the "cat" sat').ids) == 'the " cat " sat'
+    languages = ("--language", f"en={tmp_path / 't.tsv'}", *asked)
+    run("tokenizer", *languages, "--vocab-size", 60, "-o", tmp_path / "again")
+    assert load_tokenizer(tmp_path / "again").get_vocab() == trained.get_vocab()
+    run("tokens", tmp_path / "trained", *languages, "-o", tmp_path / "tokens")
+    report = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
+    counts = report[str(tmp_path / "trained")]["en"]
+    assert (counts["words"], counts["characters"]) == (3, len('the"cat"sat'))
+    own = ("--tokenizer", tmp_path / "trained")
+    run("prepare", tmp_path / "t.tsv", *asked, *own, "-o", tmp_path / "store")
+    assert TokenStore(tmp_path / "store").tokens == counts["tokens"] + 1, "with a separator"
+
+
+def test_languages_are_sampled_by_alpha_and_seed(folder, tmp_path, monkeypatch):
+    """With alpha 1 every line is taken once."""
+    taken, real = [], corpus.train_tokenizer
+
+    def train(lines, **options):
+        taken.append([*lines])
+        assert options["lowercase"] is False
+        return real(lines, **options)
+
+    monkeypatch.setattr(corpus, "train_tokenizer", train)
+    languages = ("--language", f"en={folder / 'en.txt'}", "--language", f"mt={folder / 'mt.txt'}")
+    for number, (alpha, seed) in enumerate(((1, 0), (0.3, 1), (0.3, 1), (0.3, 2))):
+        options = ("--alpha", alpha, "--seed", seed, "--vocab-size", 60)
+        run("tokenizer", *languages, *options, "-o", tmp_path / str(number))
+    every, first, again, other = taken
+    texts = "\n".join([*documents(120), *reversed(documents(30))])
+    assert every == texts.split("\n")
+    assert first == again and first != other and sorted(first) != sorted(every)
 
 
 def test_errors_are_one_line(folder, store, tmp_path, capsys):
