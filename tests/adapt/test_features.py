@@ -10,7 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fastenc.adapt import cache_features, features, freeze_encoder
+from fastenc.adapt import (
+    Lora,
+    add_adaptation,
+    cache_features,
+    features,
+    freeze_encoder,
+    use_adaptation,
+)
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, EncoderConfig, SentenceEmbedder
 from fastenc.packing import pack_sequences
@@ -22,6 +29,7 @@ from fastenc.tasks import (
 )
 from fastenc.train import TrainConfig, task_trainer
 from tests.helpers import families
+from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import save
 from tests.helpers.commands import failure, run
 
@@ -207,6 +215,31 @@ def test_stored_vectors_are_reused_only_for_the_same_inputs(folder, tmp_path, mo
     model.encoder.layers[1].down.weight.data[0, 0] += 1e-3
     cached(model, task, examples, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_vectors_are_those_of_the_token_types_and_of_the_adaptation_in_use(folder, tmp_path):
+    task, data = TASKS["sequences"]
+    model, train = prepared(folder, task, data)
+    for name in ("one", "other"):
+        add_adaptation(model, Lora(rank=2), name)
+        disturb(model.encoder)
+    model.encoder.requires_grad_(False)
+    examples = task.encode(train, model)[:9]
+
+    def second_type(chosen):
+        batch = task.collate(chosen)["batch"]
+        return {"batch": replace(batch, token_type_ids=torch.ones_like(batch.input_ids))}
+
+    for number, (name, collate) in enumerate(
+        (("one", task.collate), ("other", task.collate), ("other", second_type)), 1
+    ):
+        use_adaptation(model, name)
+        model.encoder.requires_grad_(False)
+        cache = cache_features(model, examples, collate, tmp_path, per_token=False)
+        assert len(list(tmp_path.iterdir())) == number
+        batch = collate(examples)["batch"]
+        expected = model.eval().encoder(batch).last_hidden_state[batch.cu_seqlens[:-1].long()]
+        torch.testing.assert_close(cache.fill(batch, range(9)).hidden, expected)
 
 
 def test_damaged_files_are_an_error(folder, tmp_path):
