@@ -242,6 +242,21 @@ def test_vectors_are_those_of_the_token_types_and_of_the_adaptation_in_use(folde
         torch.testing.assert_close(cache.fill(batch, range(9)).hidden, expected)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_vectors_have_the_precision_of_the_training(folder, tmp_path, precision):
+    task, data = TASKS["tokens"]
+    model, train = prepared(folder, task, data)
+    config = TrainConfig(str(tmp_path / "run"), max_steps=1, precision=precision)
+    task_trainer(task, model, train, config, features=tmp_path / "kept")
+    (vectors,) = (tmp_path / "kept").glob("*/*.safetensors")
+    batch = task.collate(task.encode(train, model))["batch"]
+    with torch.inference_mode(), torch.autocast("cpu", enabled=precision == "bf16"):
+        expected = model.eval().encoder(batch, pooled=False).last_hidden_state.float()
+    difference = (load_file(vectors)["vectors"] - expected).abs().max()
+    plain = model.encoder(batch, pooled=False).last_hidden_state
+    assert difference < (1e-5 if precision == "fp32" else 0.5 * (plain - expected).abs().max())
+
+
 def test_damaged_files_are_an_error(folder, tmp_path):
     task, data = TASKS["tokens"]
     model, train = prepared(folder, task, data)
