@@ -238,6 +238,8 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     plain *= (0.01 / (0.01 + share))[:, None]
     kept = [token for token in range(size) if not tokenizer.id_to_token(token).startswith("[")]
     distilled = static.vectors.numpy()
+    special = sorted({*range(size)} - {*kept})
+    assert len(special) == 5 and not distilled[special].any(), "special tokens do not count"
     # The sign of a component is arbitrary.
     signs = np.sign((distilled[kept] * plain[kept]).sum(0)) if components else 1
     np.testing.assert_allclose(distilled[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
