@@ -11,7 +11,7 @@ namespace {
 // Rows of a task. With fewer, packing a panel of B would cost much beside its products; with more, A's rows would leave
 // the second-level cache.
 constexpr int64_t kLeastRows = 192, kMostRows = 512;
-constexpr int64_t kLeastCopiedColumns = 256;  // of a task that copies its rows
+constexpr int64_t kLeastCopiedColumns = 256, kLeastCopiedRows = 64;  // of a task that copies its rows
 // Up to this number of rows a weight is read unpacked: packing would cost more than it saves.
 constexpr int64_t kFewRows = 128;  // ops/gemm.py has the same number
 constexpr int64_t kFewRowsColumns = 16;  // columns of a task
@@ -31,9 +31,16 @@ struct Grid {
 // Few, wide tasks where rows are copied, because each task copies them; else a panel a task.
 Grid grid_of(const Gemm& m, int64_t panels) {
   if (!copies_rows(isa() == Isa::avx2 ? 32 : 0, m.rows)) return {row_blocks_of(m.rows, panels), panels};
-  const int64_t row_blocks = (m.rows + kCopiedRows - 1) / kCopiedRows, threads = torch::stable::get_num_threads();
+  const int64_t threads = torch::stable::get_num_threads();
   const int64_t most = std::max<int64_t>(1, m.columns / kLeastCopiedColumns);
-  return {row_blocks, threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + row_blocks - 1) / row_blocks, 1, most)};
+  auto grid = [&](int64_t row_blocks) {
+    return Grid{row_blocks, threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + row_blocks - 1) / row_blocks, 1, most)};
+  };
+  const Grid few = grid((m.rows + kCopiedRows - 1) / kCopiedRows);
+  if (few.row_blocks * few.column_blocks % threads == 0) return few;
+  // As many tasks for each thread, so that none waits for another's last one.
+  const int64_t even = (few.row_blocks + threads - 1) / threads * threads;
+  return m.rows / even < kLeastCopiedRows ? few : grid(even);
 }
 
 }  // namespace
