@@ -46,10 +46,9 @@ REASONS = {
         '`tokenizer.padding_side = "right"`; leave out empty texts.',
     ),
     "masked tokens have the id … and not config.pad_token_id, …": (
-        "The mask hides tokens that may not be padding: all have one id, which is neither the configuration's nor 0. "
+        "The mask hides tokens that may not be padding: they have one id that is neither the configuration's nor 0. "
         "ColBERT reads the states of such tokens, those of its query expansion.",
-        "None for query expansion: documents are fused. If the tokens are padding: "
-        "`config.pad_token_id = tokenizer.pad_token_id`.",
+        "None for ColBERT. If the tokens are padding: `config.pad_token_id = tokenizer.pad_token_id`.",
     ),
     "rotary angles of more than … tokens depend on the batch": (
         "A longer batch than the model's positions, with rotary angles that are scaled by its length (dynamic, "

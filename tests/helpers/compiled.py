@@ -14,7 +14,7 @@ def compiled_once(function: Callable[..., Any], backend: str = "aot_eager") -> C
     stances = chain(["default"], repeat("fail_on_recompile"))
 
     def call(*arguments: Any, **named: Any) -> Any:
-        # Floats would be symbols at first. PyTorch makes them constants by tracing all once more.
+        # Otherwise floats are symbols at first, and PyTorch traces all once more to make them constants.
         with config.patch(specialize_float=True), torch.compiler.set_stance(next(stances)):
             return compiled(*arguments, **named)
 

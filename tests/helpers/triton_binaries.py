@@ -226,7 +226,7 @@ def main_loop(loops, instructions) -> list[str]:
 
 
 def source_of(
-    kernel, element: str, constants: dict, kind: type[ASTSource] = ASTSource
+    kernel, element: str, constants: dict, source_class: type[ASTSource] = ASTSource
 ) -> tuple[ASTSource, dict]:
     """The source for Triton's compiler, and its options."""
     options = {"enable_fp_fusion": True}
@@ -240,7 +240,7 @@ def source_of(
         if (name.endswith("_ptr") or name.startswith("stride_") or name in ("width", "inner"))
         and name not in values
     }
-    source = kind(
+    source = source_class(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in values.items()},
@@ -262,7 +262,7 @@ class FrontEnd(ASTSource):
 
 
 def refused_by_front_end(capability: int) -> tuple[set[str], dict[str, str]]:
-    """(names of the kernels, {case: error}). Of the cases of a kernel that take the same branches one stands for all.
+    """(names of the kernels, {case: error}). One case stands for all of its kernel that take the same branches.
 
     The interpreter runs code that the front end refuses, such as a variable that changes its type in a loop.
     """

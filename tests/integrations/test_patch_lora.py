@@ -193,7 +193,7 @@ def test_variants(options):
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
 def test_dora_in_training(family):
-    """A dropout that drops nothing: PEFT then takes the product of the layer's input once more."""
+    """The dropout drops nothing. With it, PEFT computes the product with the weight a second time."""
     theirs = with_lora(family, ("query", "value", "up", "down"), use_dora=True, lora_dropout=0.5)
     for module in theirs.modules():
         if isinstance(module, torch.nn.Dropout):

@@ -116,6 +116,25 @@ def test_products_of_packed_weights(dtype, rows, inner, columns, biased):
 
 
 @pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
+@pytest.mark.parametrize("rows", [130, 161, 400, 600])
+@pytest.mark.parametrize("columns", [40, 384, 1152])
+def test_the_number_of_threads_changes_no_bit(rows, columns):
+    """It changes how rows and columns are divided."""
+    a, weight, before = torch.randn(rows, 200), torch.randn(columns, 200), torch.get_num_threads()
+    products = []
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            products.append(
+                (by_packed(a, weight, None), torch.ops.fastenc.gemm(a, weight.t(), None))
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert within(products[0][0], a.double() @ weight.double().t(), 200)
+    assert all(torch.equal(y, products[0][0]) for pair in products for y in pair)
+
+
+@pytest.mark.skipif(not library.HAS_CPP, reason="the extension is not built")
 @pytest.mark.parametrize(
     ("inner", "columns", "bias"), [(40, 64, None), (32, 65, None), (32, 64, torch.zeros(3))]
 )

@@ -7,10 +7,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def constant_in_trace(function: F) -> F:
-    """The function; a compiled graph has its result as a constant.
+    """Mark a function whose result is a constant of the compiled graph.
 
-    It does all that ``torch.compiler.assume_constant_result`` does, but for importing the compiler, which takes as long
-    as importing torch.
+    ``torch.compiler.assume_constant_result`` does the same, but it also imports the compiler. That takes as long as
+    importing torch.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -50,10 +50,10 @@ class BatchMetadata:
         )
 
     def other_padding_id(self, token_id: int | None) -> int | None:
-        """The id of the padding tokens at the rows' ends that is neither ``token_id`` nor 0, or None if there is none.
+        """The one id of padding tokens at the rows' ends that is neither ``token_id`` nor 0.
 
-        With several such ids it is None too: random ids, as a benchmark may have, mean nothing. It is also None if the
-        model has no padding's id.
+        Args: token_id: the padding's id in the model's configuration.
+        Returns: None without such an id, with several (random ids, as in a benchmark), or if ``token_id`` is None.
         """
         if token_id is None or self.between_padding_ids != 0:
             return None
@@ -160,8 +160,8 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
     real = mask != 0
     lengths = real.sum(1)
     total = lengths.sum()
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    ends = (real * places).amax(1)
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    ends = (real * positions).amax(1)
     zero = lengths.new_zeros(())
     labelled = labelled_padding = zero
     if labels is not None and labels.numel() == mask.numel():
@@ -176,7 +176,7 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
         labelled,
         labelled_padding,
         (mask == 2).sum(),
-        *_padding_ids(ids, places > ends[:, None]),
+        *_padding_ids(ids, positions > ends[:, None]),
     ]
 
 

@@ -54,7 +54,7 @@ def _active(module: Any) -> list[str]:
 
 
 def _is_only_dora(module: Any) -> bool:
-    """Whether a call uses one adapter, and this one is DoRA. PEFT scales the sum of the adapters before it, too."""
+    """Whether a call uses one adapter, and it is DoRA. A DoRA after others would scale what they have added, too."""
     variants = [type(module.lora_variant.get(name)) for name in _active(module)]
     return [f"{v.__module__}.{v.__name__}" for v in variants] == [DORA]
 
