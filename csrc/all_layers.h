@@ -69,13 +69,32 @@ Result call_with_fixed(Result (*op)(All...), FixedArguments& fixed, Given... giv
   }(std::make_index_sequence<sizeof...(All)>{});
 }
 
+// The rows of x with these indices.
+inline Tensor rows_of(const char* op, const Tensor& x, const Tensor& indices) {
+  STD_TORCH_CHECK(
+      indices.dim() == 1 && indices.is_contiguous() && indices.scalar_type() == ScalarType::Long, op,
+      ": output_tokens must be contiguous int64 (tokens,)");
+  const int64_t count = indices.size(0), rows = x.size(0), bytes = x.size(1) * (is_bfloat16(x) ? 2 : 4);
+  Tensor taken = empty({count, x.size(1)}, x.scalar_type());
+  const auto* index = static_cast<const int64_t*>(indices.const_data_ptr());
+  const auto* from = static_cast<const char*>(x.const_data_ptr());
+  auto* to = static_cast<char*>(taken.mutable_data_ptr());
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(index[i] >= 0 && index[i] < rows, op, ": output_tokens must be in [0, ", rows, ")");
+    std::memcpy(to + i * bytes, from + index[i] * bytes, bytes);
+  }
+  return taken;
+}
+
 // Calls attend, an op of attention, and end, the op of a layer's rest, for each layer. Returns the state after each: the
 // next layer's residual, and after the last layer its normalised output.
+// output_tokens: the rows of which the last layer computes its rest, or none for all.
 // relative_biases, rotaries: one for each layer, where an empty tensor stands for none; or no tensor.
 template <class Attend, class End, class... Given>
 std::vector<Tensor> run_layers(
     const char* op, Attend attend, End end, Tensor x, Tensor residual, const Tensor& cu_seqlens, int64_t max_seqlen,
-    const std::vector<Tensor>& relative_biases, const std::vector<Tensor>& rotaries, int64_t layers,
+    const std::vector<Tensor>& relative_biases, const std::vector<Tensor>& rotaries,
+    const std::optional<Tensor>& output_tokens, int64_t layers,
     const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers, const std::vector<double>& reals,
     Given... given) {
   FixedArguments fixed(op, tensors, integers, reals);
@@ -86,9 +105,13 @@ std::vector<Tensor> run_layers(
   };
   std::vector<Tensor> states;
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const Tensor attended = call_with_fixed(
+    Tensor attended = call_with_fixed(
         attend, fixed, x, cu_seqlens, max_seqlen, of_layer(relative_biases, layer), of_layer(rotaries, layer),
         given...);
+    if (output_tokens && layer + 1 == layers) {
+      attended = rows_of(op, attended, *output_tokens);
+      residual = rows_of(op, as_contiguous(residual), *output_tokens);
+    }
     auto [y, next] = call_with_fixed(end, fixed, attended, residual, given...);
     residual = next.size(0) ? next : y;  // after a post-norm layer the residual is its output
     x = y;

@@ -211,11 +211,11 @@ std::tuple<Tensor, Tensor> after_attention(
 // All layers of few rows, their weights packed.
 std::vector<Tensor> layers(
     Tensor x, Tensor residual, Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases,
-    std::vector<Tensor> rotaries, int64_t count, std::vector<Tensor> tensors, std::vector<int64_t> integers,
-    std::vector<double> reals) {
+    std::vector<Tensor> rotaries, std::optional<Tensor> output_tokens, int64_t count, std::vector<Tensor> tensors,
+    std::vector<int64_t> integers, std::vector<double> reals) {
   return run_layers(
-      "encoder_layers", attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries, count, tensors,
-      integers, reals, true);
+      "encoder_layers", attention, after_attention, x, residual, cu_seqlens, max_seqlen, relative_biases, rotaries,
+      output_tokens, count, tensors, integers, reals, true);
 }
 
 }  // namespace

@@ -23,6 +23,17 @@ def encoder(data: dict) -> str:
     )
 
 
+def classifier(data: dict) -> str:
+    return section(
+        data,
+        "Classification and reranking: MiniLM (6 × 384) with BERT's head",
+        "FASTENC_DATA=... python -m benchmarks.run classifier",
+        "Speed relative to Hugging Face sdpa in float32; batches of 32 texts that are already tokenised. The head "
+        "reads a text's first token.",
+        grid(data["cases"], same_names(data["cases"]), "speed-up", speedup),
+    )
+
+
 def strings(data: dict) -> str:
     """A table for each number of sentences, a row for each provider."""
 

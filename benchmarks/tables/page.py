@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.tables.inference import (
+    classifier,
     encoder,
     int8,
     int8_tasks,
@@ -35,6 +36,7 @@ MODELS = ("minilm", "bert-base", "bert-large", "xlm-r-base")
 SECTIONS: dict[str, Callable[[dict], str]] = {
     "gpu_quick": gpu_quick,
     "encoder": encoder,
+    "classifier": classifier,
     "strings": strings,
     "int8": int8,
     "int8_tasks": int8_tasks,

@@ -145,8 +145,10 @@ def call_of_all_layers(tmp_path, monkeypatch):
     return op, *seen
 
 
-def test_the_op_of_all_layers_passes_opcheck(call_of_all_layers):
+@pytest.mark.parametrize("output_tokens", [None, torch.tensor([0, 7])])
+def test_the_op_of_all_layers_passes_opcheck(output_tokens, call_of_all_layers):
     op, arguments = call_of_all_layers
+    arguments = (*arguments[:6], output_tokens, *arguments[7:])
     torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -154,9 +156,11 @@ def test_the_op_of_all_layers_passes_opcheck(call_of_all_layers):
     "place, change, message",
     [
         (5, lambda rotaries: [torch.ones(12, 16)], "a table for each layer, or none"),
-        (6, lambda layers: layers + 1, "fewer arguments than its layers have"),
-        (6, lambda layers: layers - 1, "more arguments than its layers have"),
-        (8, lambda integers: integers[1:], "encoder_layer"),
+        (6, lambda tokens: torch.tensor([12]), r"output_tokens must be in \[0, 12\)"),
+        (6, lambda tokens: torch.tensor([0.0]), "output_tokens must be contiguous int64"),
+        (7, lambda layers: layers + 1, "fewer arguments than its layers have"),
+        (7, lambda layers: layers - 1, "more arguments than its layers have"),
+        (9, lambda integers: integers[1:], "encoder_layer"),
     ],
 )
 def test_the_op_of_all_layers_refuses_other_arguments(place, change, message, call_of_all_layers):

@@ -25,11 +25,12 @@ from fastenc.models.embedding.splade_files import is_splade
 from fastenc.models.embedding.word_vectors import embed_words as embed_sentences
 from fastenc.models.layer_stack import LayerStack
 from fastenc.models.pretrained import PretrainedModel
-from fastenc.nn.pooling import LAST_LAYERS, pool, pool_layers, project
+from fastenc.nn.layer_inputs import rows_of
+from fastenc.nn.pooling import LAST_LAYERS, check_not_empty, pool, pool_layers, project
 from fastenc.nn.prepend import prepend_rows
 from fastenc.nn.scalar_mix import ScalarMix, add_weighted
 from fastenc.nn.stack import VisitInput, run_stack
-from fastenc.packing import PackedBatch, check_cu_seqlens
+from fastenc.packing import PackedBatch, check_cu_seqlens, first_tokens
 
 # Called with a state's number (0 for the embeddings' output) and the state, which it must not change.
 Visit = Callable[[int, Tensor], None]
@@ -40,7 +41,8 @@ class EncoderOutput:
     """The results of an encoder in packed layout. ``fastenc.ops.unpack`` restores the padding.
 
     Fields:
-        last_hidden_state: (total_tokens, hidden_size). For an encoder with ``mix``, the mix of all states.
+        last_hidden_state: (total_tokens, hidden_size), or the rows of the requested ``output_tokens``. For an encoder
+            with ``mix``, the mix of all states.
         hidden_states: if requested, the embeddings' output and every layer's output, each (total_tokens, hidden_size)
             or None if this state was not requested.
         pooled: (batch, hidden_size), the pooler's output, or None without a pooler.
@@ -100,6 +102,7 @@ class Encoder(LayerStack, PretrainedModel):
         visit: Visit | None = None,
         visit_input: VisitInput | None = None,
         pooled: bool = True,
+        output_tokens: Tensor | None = None,
     ) -> EncoderOutput:
         """Encode a packed batch.
 
@@ -110,6 +113,9 @@ class Encoder(LayerStack, PretrainedModel):
             visit: called with each state as soon as it is computed; the encoder does not keep the state.
             visit_input: called before each layer with the inputs of its attention, including the rows of a prompt.
             pooled: False leaves out the pooler, for a caller that does not read it.
+            output_tokens: int64 (n,), the indices of the tokens whose last state the caller reads, such as
+                ``fastenc.packing.first_tokens(batch)``. All tokens are attended to, but the last layer computes its
+                feed-forward sublayer for these tokens only. The output then has no ``pooled``. None: all tokens.
         Raises: ValueError for an argument that is not a PackedBatch, token ids outside the vocabulary, sequences longer
             than the model's positions, or states that do not exist.
         """
@@ -125,9 +131,9 @@ class Encoder(LayerStack, PretrainedModel):
                     "states of layers cannot be given for a batch that brings the encoder's stored output, got a "
                     "batch with hidden: make it without hidden"
                 )
-            return EncoderOutput(
-                batch.hidden, pooled=self._pooled(batch.hidden, batch) if pooled else None
-            )
+            last = rows_of(batch.hidden, output_tokens)
+            pooled = pooled and output_tokens is None
+            return EncoderOutput(last, pooled=self._pooled(last, batch) if pooled else None)
         self._check_weights(batch)
         self._check_length(batch)
         if not torch.compiler.is_compiling():
@@ -140,13 +146,19 @@ class Encoder(LayerStack, PretrainedModel):
             x, cu_seqlens, rows = prepend_rows(x, cu_seqlens, prompt)
             max_seqlen += prompt.shape[0]
             global_tokens = None if global_tokens is None else rows[global_tokens]
-        without_prompt = lambda state: state if rows is None else state[rows]
+        without_prompt = lambda state: rows_of(state, rows)
+        reads_all = self.mix is not None or visit is not None or self.config.num_layers in wanted
+        last_tokens = None if reads_all or output_tokens is None else output_tokens
+        if last_tokens is not None and rows is not None:
+            last_tokens = rows[last_tokens]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
         modules = self._stack_modules(self.frozen.current())
         states = run_stack(
-            x, cu_seqlens, max_seqlen, self.stack, modules, visit_input, global_tokens=global_tokens
+            *(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input),
+            global_tokens=global_tokens,
+            output_tokens=last_tokens,
         )
         for number, state in enumerate(states):
             if number in wanted:
@@ -155,11 +167,13 @@ class Encoder(LayerStack, PretrainedModel):
                 visit(number, without_prompt(state))
             if weights is not None:
                 weighted_sum = add_weighted(weighted_sum, weights[number], without_prompt(state))
-        last = without_prompt(state) if weighted_sum is None else weighted_sum
+        if last_tokens is None:
+            last = without_prompt(state) if weighted_sum is None else weighted_sum
+            state = rows_of(last, output_tokens)
         return EncoderOutput(
-            last,
+            state,
             tuple(kept) if wanted else None,
-            self._pooled(last, batch) if pooled else None,
+            self._pooled(state, batch) if pooled and output_tokens is None else None,
             table,
         )
 
@@ -185,9 +199,28 @@ class Encoder(LayerStack, PretrainedModel):
     def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
         if self.pooler is None or not batch.num_sequences:
             return None
-        first, parts = pool(x, batch.cu_seqlens, "cls"), self.adapted.parts_in_use()
-        pooled = project(first, self.pooler)
-        return torch.tanh(pooled + parts["pooler"](first) if "pooler" in parts else pooled)
+        return self.pool_first(pool(x, batch.cu_seqlens, "cls"))
+
+    def first_states(self, batch: PackedBatch) -> Tensor:
+        """The last state of each sequence's first token, (batch, hidden_size).
+
+        The last layer computes its feed-forward sublayer for these tokens only. Raises: ValueError for an empty
+        sequence.
+        """
+        check_not_empty(batch.cu_seqlens)
+        return self(batch, pooled=False, output_tokens=first_tokens(batch)).last_hidden_state
+
+    def pool_first(self, states: Tensor) -> Tensor:
+        """The pooler's output tanh(x W + b) for states x of first tokens, (batch, hidden_size).
+
+        Raises: ValueError for an encoder without a pooler.
+        """
+        if self.pooler is None:
+            raise ValueError(
+                "pool_first is for an encoder with a pooler, got one without: read first_states"
+            )
+        pooled, parts = project(states, self.pooler), self.adapted.parts_in_use()
+        return torch.tanh(pooled + parts["pooler"](states) if "pooler" in parts else pooled)
 
     def pooled_vectors(self, batch: PackedBatch, pooling: str) -> Tensor:
         """One vector for each sequence of a packed batch, not scaled to length 1.
@@ -200,10 +233,13 @@ class Encoder(LayerStack, PretrainedModel):
         Returns: (batch, hidden_size), the model's dtype.
         Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
-        last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
-        output = self(batch, output_hidden_states=last_four, pooled=False)
-        states = output.hidden_states or (output.last_hidden_state,)
-        vectors = pool_layers(states, batch.cu_seqlens, pooling)
+        if pooling == "cls":
+            vectors = self.first_states(batch)
+        else:
+            last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
+            output = self(batch, output_hidden_states=last_four, pooled=False)
+            states = output.hidden_states or (output.last_hidden_state,)
+            vectors = pool_layers(states, batch.cu_seqlens, pooling)
         return vectors if self.sentence is None else self.sentence.after_pooling(vectors)
 
     @property

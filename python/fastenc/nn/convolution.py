@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fastenc.nn.activation import activate_plain
 from fastenc.nn.evaluation_mode import trains
+from fastenc.nn.layer_inputs import rows_of
 from fastenc.nn.layer_norm import LayerNorm
 from fastenc.nn.layer_spec import NormSpec
 from fastenc.ops import layer_norm
@@ -63,12 +64,13 @@ def convolve(
     spec: ConvolutionSpec,
     weights: ConvolutionWeights,
     residual: Tensor,
+    tokens: Tensor | None = None,
 ) -> Tensor:
-    """Norm(residual + act(dropout(conv(x)))): (total_tokens, hidden_size).
+    """Norm(residual + act(dropout(conv(x)))): (total_tokens, hidden_size), or with tokens their rows, as in residual.
 
     A tap beyond either end of the token's sequence reads 0, so no sequence sees another.
     """
-    taps = _taps(x, cu_seqlens, spec.kernel_size)
+    taps = rows_of(_taps(x, cu_seqlens, spec.kernel_size), tokens)
     inputs, rows = taps.chunk(spec.groups, 2), weights.weight.chunk(spec.groups)
     # One product for each group, over its channels of all taps.
     products = [

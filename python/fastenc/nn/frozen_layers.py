@@ -18,13 +18,14 @@ from fastenc.nn.layer_call import (
     DERIVED_INPUTS,
     HEAD_NORMS,
     NO_TENSOR,
+    OUTPUT_TOKENS,
     OWN_NORMS,
     ArgumentsByType,
     FixedArguments,
     Prepared,
 )
 from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
-from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.ways import cpu_inference, cpu_weights, int8_inference
@@ -36,6 +37,7 @@ TAKES = (
     | {"key_heads"}
     | HEAD_NORMS
     | OWN_NORMS
+    | OUTPUT_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -111,8 +113,9 @@ class FrozenStack(NamedTuple):
     ) -> LayerState:
         fixed = self.frozen[number].fixed
         assert fixed is not None  # as frozen_stack has seen
-        attended = self.attend(state.x, inputs, fixed.attention)
-        return self.end(attended, state.residual, fixed.after_attention, pre_norm)
+        attended = rows_of(self.attend(state.x, inputs, fixed.attention), inputs.output_tokens)
+        residual = rows_of(state.residual, inputs.output_tokens)
+        return self.end(attended, residual, fixed.after_attention, pre_norm)
 
     def layers(
         self, order: tuple[int, ...], state: LayerState, inputs: Sequence[AttentionInputs]
@@ -125,6 +128,7 @@ class FrozenStack(NamedTuple):
             inputs[0].max_seqlen,
             _tables([each.relative_bias for each in inputs]),
             _tables([each.rotary for each in inputs]),
+            inputs[-1].output_tokens,
             len(order),
             *self.frozen.arguments(order),
         )
@@ -172,8 +176,7 @@ def frozen_stack(
     shared = few_rows or cpu_inference.shares_sequences(x, inputs.max_seqlen)
     if frozen.dtypes != {x.dtype} or not shared:
         return None
-    attend = partial(cpu_inference.attend_in_one_op, few_rows)
-    end = partial(cpu_inference.after_attention, few_rows)
+    attend, end = partial(cpu_inference.attend_in_one_op, few_rows), cpu_inference.after_attention
     return FrozenStack(frozen, attend, end, torch.ops.fastenc.encoder_layers if in_one_op else None)
 
 

@@ -20,11 +20,12 @@ from fastenc.nn.layer_call import (
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     HEAD_NORMS,
+    OUTPUT_TOKENS,
     OWN_NORMS,
     LayerCall,
 )
 from fastenc.nn.layer_dropout import LayerDropout
-from fastenc.nn.layer_inputs import LayerState
+from fastenc.nn.layer_inputs import LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec, NormSpec
 from fastenc.nn.layer_weights import LayerWeights, norm_factor, stack_biases
 from fastenc.nn.stacked_linear import stacked_linear
@@ -42,6 +43,7 @@ TAKES = frozenset(
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
+    | OUTPUT_TOKENS
     | CROSS_ATTENTION
     | {"cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
@@ -54,6 +56,7 @@ BATCH_INVARIANT = frozenset(
     | {"key_heads", "rotates_neighbours"}
     | HEAD_NORMS
     | OWN_NORMS
+    | OUTPUT_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
@@ -80,7 +83,8 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
 
     A layer with a source has a third sublayer between the two, of the same form: c = Norm(h + Attention(h, source)).
-    With own norms, Attention(x) and FFN(h) are normalised before they are added.
+    With own norms, Attention(x) and FFN(h) are normalised before they are added. With output tokens, all that follows
+    attention is computed for these tokens only.
 
     Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
         autocast's dtype.
@@ -115,20 +119,22 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         attended = cross_attend(h.x, inputs, weights, spec.attention, dropout, added)
         weights, dropout = weights.after_self_attention(), dropout.after_self_attention()
         state, norm, name = h, spec.cross_norm, "cross_out"
+    attended = rows_of(attended, inputs.output_tokens)
+    residual = rows_of(state.residual, inputs.output_tokens)
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
         blocks = max(1, math.ceil(attended.shape[0] / ROWS_AT_ONCE))
-    rest = lambda rows, residual: _feed_forward(
-        _end_attention(rows, residual, weights, norm, spec.pre_norm, dropout, added, name),
+    rest = lambda rows, before: _feed_forward(
+        _end_attention(rows, before, weights, norm, spec.pre_norm, dropout, added, name),
         weights,
         spec,
         dropout,
         added,
     )
     if blocks == 1:
-        return rest(attended, state.residual)
-    pairs = zip(attended.chunk(blocks), state.residual.chunk(blocks), strict=True)
+        return rest(attended, residual)
+    pairs = zip(attended.chunk(blocks), residual.chunk(blocks), strict=True)
     states = [rest(*pair) for pair in pairs]
     x = torch.cat([block.x for block in states])
     return LayerState(x, torch.cat([block.residual for block in states]) if spec.pre_norm else x)

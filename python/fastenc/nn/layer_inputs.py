@@ -50,6 +50,8 @@ class AttentionInputs(NamedTuple):
         source: the source of layers that attend to one, or None.
         cache: the layer's keys and values of earlier tokens, to which this call adds its own, or None.
         global_tokens: int64 (G,), the indices of the global tokens, ascending; None without any.
+        output_tokens: int64 (n,), the indices of the tokens of which the layer's output is needed, or None for all. All
+            tokens are attended to; what follows attention is computed for these only.
     """
 
     cu_seqlens: Tensor
@@ -63,6 +65,7 @@ class AttentionInputs(NamedTuple):
     source: Source | None = None
     cache: LayerCache | None = None
     global_tokens: Tensor | None = None
+    output_tokens: Tensor | None = None
 
 
 class LayerState(NamedTuple):
@@ -75,3 +78,15 @@ class LayerState(NamedTuple):
 
     x: Tensor
     residual: Tensor
+
+    def of_tokens(self, tokens: Tensor | None) -> "LayerState":
+        """The rows of some tokens, or without tokens all."""
+        if tokens is None:
+            return self
+        x = rows_of(self.x, tokens)
+        return LayerState(x, x if self.residual is self.x else rows_of(self.residual, tokens))
+
+
+def rows_of(x: Tensor, tokens: Tensor | None) -> Tensor:
+    """The rows of some tokens in x (total_tokens, width), or without tokens all."""
+    return x if tokens is None else x.index_select(0, tokens)

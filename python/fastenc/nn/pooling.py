@@ -30,6 +30,12 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
     """
     if pooling not in MODES:
         raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
+    check_not_empty(cu_seqlens)
+    return segment_pool(hidden, cu_seqlens, pooling)
+
+
+def check_not_empty(cu_seqlens: Tensor) -> None:
+    """Raise ValueError for an empty sequence, where the offsets can be read without waiting for a GPU."""
     if debug.may_read(cu_seqlens):
         bounds = pairwise(cu_seqlens.tolist())
         empty = next((index for index, (begin, end) in enumerate(bounds) if begin == end), None)
@@ -37,7 +43,6 @@ def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
             raise ValueError(
                 f"an empty sequence has nothing to pool, got one at index {empty}: leave it out of the batch"
             )
-    return segment_pool(hidden, cu_seqlens, pooling)
 
 
 def project(vectors: Tensor, projection: nn.Linear) -> Tensor:

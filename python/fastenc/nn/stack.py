@@ -155,6 +155,7 @@ def run_stack(
     caches: Sequence[LayerCache] | None = None,
     padded_length: int | None = None,
     global_tokens: Tensor | None = None,
+    output_tokens: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
 
@@ -167,12 +168,14 @@ def run_stack(
         caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
         padded_length: the length of the padded batch up to which blocks count, see :func:`fastenc.nn.block_plan`.
         global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
+        output_tokens: int64 (n,), the indices of the tokens whose last state is needed: x_L has these rows, (n,
+            hidden_size), and after its attention the last layer computes these alone. None: all tokens.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
     sequences = (cu_seqlens, max_seqlen)
     inputs = attention_inputs(
-        x, *sequences, spec, modules, source, caches, padded_length, global_tokens
+        x, *sequences, spec, modules, source, caches, padded_length, global_tokens, output_tokens
     )
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
@@ -213,7 +216,11 @@ def run_stack(
                 *arguments, NOT_PREPARED if casts is None else Prepared(cast=casts[index])
             )
         if number == 0 and spec.convolution is not None and modules.convolution is not None:
-            added = convolve(x, cu_seqlens, spec.convolution, modules.convolution, state.x)
+            added = convolve(
+                *(x, cu_seqlens, spec.convolution, modules.convolution),
+                state.x,
+                of_layer.output_tokens,
+            )
             state = LayerState(added, added)
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
         yield state.residual if number < last else F.dropout(state.x, modules.final_dropout_p)
@@ -229,6 +236,7 @@ def attention_inputs(
     caches: Sequence[LayerCache] | None = None,
     padded_length: int | None = None,
     global_tokens: Tensor | None = None,
+    output_tokens: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
@@ -264,6 +272,7 @@ def attention_inputs(
             source,
             caches[number] if caches else None,
             global_tokens if attention.global_attention else None,
+            output_tokens if number == len(spec.layers) - 1 else None,
         )
 
     return of_layer

@@ -177,8 +177,7 @@ class Electra(PretrainedModel):
         if labels is None or uniform_samples is None:
             return self.discriminator(batch)
         generator = self.generator
-        encoded, table = generator.encode(batch)
-        rows = generator.labelled(encoded.last_hidden_state, labels, uniform_samples.shape[0])
+        rows, table, _ = generator.encode_labelled(batch, labels, uniform_samples.shape[0])
         bias = generator.head.bias
         assert bias is not None  # the heads of the families that have a detector
         samples = sample_tokens(rows.hidden, table, bias, uniform_samples)

@@ -188,18 +188,21 @@ class PairMaskedLM(MaskedLM):
         Returns: the loss, its terms and ``pair_logits``; if labels or pair_labels is None, the logits and
             ``pair_logits``.
         """
-        encoded, table = self.encode(batch)
-        hidden = encoded.last_hidden_state
-        assert encoded.pooled is not None  # has_pooler
-        pooled = F.dropout(encoded.pooled, self.pair_dropout_p, self.training)
-        pair_logits = self.pair_head(pooled)
         if labels is None or pair_labels is None:
-            return PairOutput(logits=self.logits(hidden, table), pair_logits=pair_logits)
+            encoded, table = self.encode(batch)
+            logits = self.logits(encoded.last_hidden_state, table)
+            return PairOutput(logits=logits, pair_logits=self._pair_logits(encoded.pooled))
+        rows, table, pooled = self.encode_labelled(batch, labels, max_labels)
+        pair_logits = self._pair_logits(pooled)
         terms = {
-            "mlm": LossTerm(self.loss(self.labelled(hidden, labels, max_labels), table)),
+            "mlm": LossTerm(self.loss(rows, table)),
             "pair": LossTerm(F.cross_entropy(pair_logits.float(), pair_labels)),
         }
         return PairOutput(loss=weighted_sum(terms), terms=terms, pair_logits=pair_logits)
+
+    def _pair_logits(self, pooled: Tensor | None) -> Tensor:
+        assert pooled is not None  # has_pooler
+        return self.pair_head(F.dropout(pooled, self.pair_dropout_p, self.training))
 
     def head_names(self) -> dict[str, str]:
         name = self.config.architecture.pair_head

@@ -17,8 +17,13 @@ def _fake_attention(x, cu_seqlens, longest, relative_bias, rotary, few_rows, qkv
     return x.new_empty((x.shape[0], num_heads * head_dim), dtype=dtype)
 
 
-def fake_layers(x, residual, cu_seqlens, longest, biases, rotaries, layers, *arguments):
-    return [torch.empty_like(x) for _ in range(layers)]
+def fake_layers(
+    x, residual, cu_seqlens, longest, biases, rotaries, output_tokens, layers, *arguments
+):
+    states = [torch.empty_like(x) for _ in range(layers)]
+    if output_tokens is not None:
+        states[-1] = x.new_empty((output_tokens.shape[0], x.shape[1]))
+    return states
 
 
 def _fake_after_attention(attended, residual, *arguments):
@@ -51,10 +56,11 @@ library.define(
 )
 # Both ops of every layer, one layer after the other, with few_rows. tensors, integers, reals: the arguments after
 # few_rows in the two schemas, of all layers in order, divided by type. relative_biases, rotaries: a tensor for each
-# layer, or none at all. An empty tensor stands for None. Returns the residual that each next layer reads, and last the
+# layer, or none at all. An empty tensor stands for None. output_tokens: int64 (n,), the rows of which the last layer
+# computes what follows its attention; None: all. Returns the residual that each next layer reads, and last the
 # normalised output.
 LAYERS = (
     "(Tensor x, Tensor residual, Tensor cu_seqlens, int max_seqlen, Tensor[] relative_biases, Tensor[] rotaries,"
-    " int layers, Tensor[] tensors, int[] integers, float[] reals) -> Tensor[]"
+    " Tensor? output_tokens, int layers, Tensor[] tensors, int[] integers, float[] reals) -> Tensor[]"
 )
 library.define(f"encoder_layers{LAYERS}", fake_layers)

@@ -6,21 +6,20 @@ from torch import Tensor
 from fastenc._base import debug
 from fastenc.reference.masked_cross_entropy import IGNORED
 
-__all__ = ["IGNORED", "select_labelled", "spread"]
+__all__ = ["IGNORED", "existing_rows", "find_labelled", "select_labelled", "spread"]
 
 
-def select_labelled(
-    hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = IGNORED
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The labelled rows of ``hidden``, for a head that computes these only; differentiable.
+def find_labelled(
+    labels: Tensor, *, max_labels: int | None = None, ignore_index: int = IGNORED
+) -> tuple[Tensor, Tensor | None]:
+    """The rows that have a label.
 
     Args:
-        hidden: (tokens, hidden_size).
         labels: int64 (tokens,).
         max_labels: the number of rows to return, at least the number of labelled rows. None: on a CPU exactly the
             labelled rows; on a GPU, where counting them would wait for the device, and in torch.compile all rows.
-    Returns: (rows, their labels, their indices in ``labels``). The indices are None if all rows are returned. Rows
-        beyond the labelled ones have the label ``ignore_index`` and the index ``tokens``.
+    Returns: (the rows' labels, their indices in ``labels``). The indices are None if all rows are returned. Rows beyond
+        the labelled ones have the label ``ignore_index`` and the index ``tokens``.
     Raises: ValueError if ``max_labels`` is negative or, on a CPU, too small. On a GPU this is not checked: if it is too
         small, every row gets a label outside of any vocabulary, which gives a NaN loss.
     """
@@ -30,9 +29,9 @@ def select_labelled(
     labelled = labels != ignore_index
     if max_labels is None:
         if not on_host:
-            return hidden, labels, None
+            return labels, None
         indices = labelled.nonzero().flatten()
-        return hidden.index_select(0, indices), labels.index_select(0, indices), indices
+        return labels.index_select(0, indices), indices
     count = labelled.sum()
     if max_labels < 0 or (is_counted and int(count) > max_labels):
         counted = f" for {int(count)} of them" if is_counted else ""
@@ -41,12 +40,30 @@ def select_labelled(
             "count them where the labels are made"
         )
     if max_labels >= tokens:
-        return hidden, labels, None
+        return labels, None
     indices = torch.nonzero_static(labelled, size=max_labels, fill_value=tokens).flatten()
     inside = indices.clamp(max=tokens - 1)
     chosen = torch.where(indices < tokens, labels.index_select(0, inside), ignore_index)
-    chosen = torch.where(count > max_labels, min(ignore_index, 0) - 1, chosen)
-    return hidden.index_select(0, inside), chosen, indices
+    return torch.where(count > max_labels, min(ignore_index, 0) - 1, chosen), indices
+
+
+def existing_rows(indices: Tensor, tokens: int) -> Tensor:
+    """The indices of :func:`find_labelled` with those beyond the labelled rows on the last row, whose loss is 0."""
+    return indices.clamp(max=tokens - 1)
+
+
+def select_labelled(
+    hidden: Tensor, labels: Tensor, *, max_labels: int | None = None, ignore_index: int = IGNORED
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The labelled rows of ``hidden`` (tokens, hidden_size), for a head that computes these only; differentiable.
+
+    Arguments and errors are those of :func:`find_labelled`.
+    Returns: (rows, their labels, their indices in ``labels`` or None).
+    """
+    chosen, indices = find_labelled(labels, max_labels=max_labels, ignore_index=ignore_index)
+    if indices is None:
+        return hidden, chosen, None
+    return hidden.index_select(0, existing_rows(indices, labels.shape[0])), chosen, indices
 
 
 def spread(losses: Tensor, indices: Tensor, tokens: int) -> Tensor:

@@ -135,7 +135,8 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
 
     Args:
         lengths: number of tokens of each sequence.
-        labelled: number of rows that the masked-LM head computes.
+        labelled: number of rows that the masked-LM head computes, and of which the last layer computes its feed-forward
+            sublayer. 0: without the head, and all tokens.
     """
     width, table_width, tokens = config.hidden_size, config.embedding_size, sum(lengths)
     flops = 2.0 * labelled * table_width * (width + config.vocab_size)
@@ -147,9 +148,11 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         heads = attention.num_heads * attention.head_dim
         matrices = 3 if feed_forward.gated else 2
         projections = (sum(attention.heads) + attention.num_heads) * attention.head_dim
-        weights = width * (projections + matrices * feed_forward.intermediate_size)
+        inner = matrices * feed_forward.intermediate_size
+        rows = labelled if labelled and number == config.num_layers - 1 else tokens
         products = 2 + len(attention.position_terms)
-        flops += 2 * tokens * weights + 2 * products * heads * _pairs(attention, lengths)
+        flops += 2 * width * (tokens * projections + rows * inner)
+        flops += 2 * products * heads * _pairs(attention, lengths)
     return flops
 
 

@@ -13,6 +13,7 @@ from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
+from fastenc.nn.layer_inputs import rows_of
 from fastenc.nn.stack import run_stack
 from fastenc.ops import dispatch, unpack
 from fastenc.ops.derivatives import in_forward_mode
@@ -34,16 +35,18 @@ class PackedRun(NamedTuple):
     """The results of the layers in packed layout.
 
     Fields:
-        last: (total_tokens, hidden_size), the last state.
+        last: (total_tokens, hidden_size), the last state, or the rows of the chosen tokens.
         states: the embeddings' output and each layer's output, or None for a state that was not requested.
         batch: the packed batch.
         tied_weight: the word embeddings' weight for a tied decoder (:func:`fastenc.ops.tied_embedding_layer_norm`).
+        output_tokens: the indices of the chosen tokens, or None for all.
     """
 
     last: Tensor
     states: tuple[Tensor | None, ...]
     batch: PackedBatch
     tied_weight: Tensor
+    output_tokens: Tensor | None = None
 
     def padded(self, hidden: Tensor | None) -> Any:
         """hidden (total_tokens, ...) → (batch, length, ...) with 0 for padding tokens; None → None."""
@@ -155,8 +158,15 @@ def run(
     arguments: dict,
     metadata: BatchMetadata | None,
     wanted: frozenset[int] | None,
+    choose: Callable[[PackedBatch], Tensor] | None = None,
 ) -> PackedRun:
-    """Embed and encode the real tokens. ``wanted``: numbers of the states to keep, or None."""
+    """Embed and encode the real tokens.
+
+    Args:
+        wanted: numbers of the states to keep, or None.
+        choose: returns the indices of the tokens whose last state is read. After its attention the last layer computes
+            these only, unless all its states are wanted. None: all tokens.
+    """
     wanted = wanted or frozenset()
     inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
     ids = arguments.get("input_ids")
@@ -171,6 +181,8 @@ def run(
     dtype = _stream_dtype(x)
     modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
+    output_tokens = None if choose is None else choose(batch)
+    keeps_last = live.config.num_layers in wanted
     states = run_stack(
         x,
         batch.cu_seqlens,
@@ -179,12 +191,13 @@ def run(
         modules,
         padded_length=inputs.shape[1],
         global_tokens=_global_tokens(batch, live, arguments, metadata),
+        output_tokens=None if keeps_last else output_tokens,
     )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)
-    last = state.to(dtype) if kept[-1] is None else kept[-1]
-    return PackedRun(last, tuple(kept), batch, tied_weight)
+    last = state.to(dtype) if kept[-1] is None else rows_of(kept[-1], output_tokens)
+    return PackedRun(last, tuple(kept), batch, tied_weight, output_tokens)
 
 
 def _global_tokens(
@@ -215,12 +228,16 @@ def output(
     arguments: dict,
     wanted: frozenset[int] | None,
 ):
-    """The padded results in the class that the model's own forward returns, or as a tuple."""
-    hidden = packed.padded(packed.last)
+    """The padded results in the class that the model's own forward returns, or as a tuple.
+
+    Of chosen tokens, of which there is one in each row, the last state is (batch, 1, hidden_size).
+    """
+    chosen = packed.output_tokens is not None
+    hidden = packed.last[:, None] if chosen else packed.padded(packed.last)
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
         fields["pooler_output"] = live.architecture.live_pooled(model, hidden)
-    states = padded_states(packed, hidden, wanted)
+    states = padded_states(packed, None if chosen else hidden, wanted)
     if states is not None:
         fields["hidden_states"] = states
     result = live.output_class(**fields)

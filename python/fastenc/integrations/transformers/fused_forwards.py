@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastenc.integrations.transformers import base_model, encoder_decoder, masked_lm
+from fastenc.integrations.transformers import (
+    base_model,
+    classification,
+    encoder_decoder,
+    masked_lm,
+)
 from fastenc.integrations.transformers.batch_metadata import (
     KEY,
     BatchMetadata,
@@ -18,6 +23,7 @@ from fastenc.integrations.transformers.batch_metadata import (
 )
 from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
+from fastenc.integrations.transformers.live_head import LiveHead
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.integrations.transformers.patch_state import (
     PatchState,
@@ -25,6 +31,7 @@ from fastenc.integrations.transformers.patch_state import (
     state_of,
     warn_once,
 )
+from fastenc.packing import first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,12 +44,14 @@ class _CallContext(NamedTuple):
         state: the encoder's or decoder's state.
         mask, metadata: the call's mask and its metadata, so that the encoder does not count again.
         own_forward: whether it must take its own forward.
+        first_only: whether of each row the model reads the first token's last state alone.
     """
 
     state: PatchState
     mask: Tensor | None
     metadata: BatchMetadata | None
     own_forward: bool
+    first_only: bool = False
 
 
 _call_context: ContextVar[_CallContext | None] = ContextVar(
@@ -66,7 +75,8 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
         warn_once(encoder, state, str(reason))
         return plain(**arguments)
     wanted = base_model.wanted_states(encoder, live, arguments)
-    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
+    choose = first_tokens if context is not None and context.first_only else None
+    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted, choose)
     return base_model.output(encoder, live, packed, arguments, wanted)
 
 
@@ -162,11 +172,17 @@ def task_forward(model, state: PatchState, arguments: dict, plain):
         arguments.pop(KEY, None)
         return plain(**arguments)
     metadata = take_metadata(arguments, reads_ids=_reads_last_token(model))
-    return _with_own_head(model, arguments, metadata, plain)
+    return _with_own_head(model, arguments, metadata, plain, state.head)
 
 
-def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain):
-    """The model's own forward, whose encoder may run fused."""
+def _with_own_head(
+    model,
+    arguments: dict,
+    metadata: BatchMetadata | None,
+    plain,
+    classifier: LiveHead | None = None,
+):
+    """The model's own forward, whose encoder may run fused. classifier: a head that reads the first token alone."""
     encoder = encoder_in(model)
     state = state_of(encoder)
     if state is None:  # the encoder was replaced by another module
@@ -177,7 +193,8 @@ def _with_own_head(model, arguments: dict, metadata: BatchMetadata | None, plain
     )
     if reason is not None:
         warn_once(encoder, state, reason)
-    context = _CallContext(state, mask, metadata, own_forward=reason is not None)
+    first_only = classification.reads_first_token(model, encoder, classifier)
+    context = _CallContext(state, mask, metadata, reason is not None, first_only)
     return _in_context(context, plain, arguments)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,16 +10,10 @@ from torch import Tensor
 
 from fastenc.integrations.transformers import base_model, splade
 from fastenc.integrations.transformers.batch_metadata import BatchMetadata
-from fastenc.integrations.transformers.hooks import forward_reason, has_hooks
+from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
-from fastenc.integrations.transformers.live_model import (
-    Allowed,
-    Snapshot,
-    annotated_output,
-    first_difference,
-    new_of_same_class,
-    weight_difference,
-)
+from fastenc.integrations.transformers.live_head import LiveHead
+from fastenc.integrations.transformers.live_model import annotated_output, weight_difference
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import Architecture
 from fastenc.models.architectures.modules import HeadSpec
@@ -43,48 +37,23 @@ def is_masked_lm(model: "PreTrainedModel", architecture: Architecture) -> bool:
     )
 
 
-class LiveHead:
-    """What :func:`fastenc.patch` stores for the masked-LM head of a live model."""
+class LiveMaskedLMHead(LiveHead):
+    """The masked-LM head of a live model, whose weights fused ops read."""
 
     def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
+        super().__init__(model)
         names = _head(live).names
         self._linears = [names[name] for name in ("inner", "dense", "decoder") if name in names]
-        self._expected = new_of_same_class(model)
-        self._last: tuple[Snapshot, str | None] | None = None
 
     def unsupported_reason(self, model: "PreTrainedModel") -> str | None:
-        """Why the model's own head must run, or None."""
-        reason = forward_reason(model) or self._difference(model)
+        reason = super().unsupported_reason(model)
         if reason is not None:
             return reason
-        find = self._expected.get_submodule
+        find = self.expected.get_submodule
         differences = (
             weight_difference(model.get_submodule(p), find(p).weight.shape) for p in self._linears
         )
         return next((reason for reason in differences if reason is not None), None)
-
-    def _difference(self, model: "PreTrainedModel") -> str | None:
-        if model.config.vocab_size != self._expected.config.vocab_size:
-            # The model's resize_token_embeddings gives the head a new decoder and changes the configuration.
-            self._expected, self._last = new_of_same_class(model), None
-        last = self._last
-        if last is not None and last[0].is_current():
-            return last[1]
-        inside = set(model.base_model.modules())
-        snapshot = Snapshot([module for module in model.modules() if module not in inside])
-        # The encoder is compared by its LiveEncoder.
-        encoder = frozenset({model.base_model_prefix})
-        reason = first_difference(model, self._expected, Allowed(called=encoder))
-        self._last = snapshot, reason
-        return reason
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_last": None}
-
-    def __deepcopy__(self, memo: dict) -> "LiveHead":
-        new = object.__new__(LiveHead)
-        new.__dict__ = self.__dict__ | {"_last": None}
-        return new
 
 
 def call_reason(model: "PreTrainedModel", arguments: dict) -> str | None:
@@ -117,7 +86,11 @@ def forward(
     of :mod:`splade`, the weights of the texts as logits."""
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
-    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted)
+    choose = None
+    # Without metadata the head runs on all rows, because counting the labelled ones would wait for the device.
+    if labels is not None and labelled_logits_only and metadata is not None:
+        choose = partial(_labelled_tokens, labels, metadata.labelled)
+    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted, choose)
     hidden, decoder = packed.last, _module(model, live, "decoder")
     tied = decoder is None or decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.tied_weight if tied else decoder.weight
@@ -126,10 +99,8 @@ def forward(
     targets = None if labels is None else _of_real_tokens(labels, packed.batch)
     loss = logits = None
     if targets is not None and labelled_logits_only:
-        # Without metadata the transform runs on all rows, because counting the labelled ones would wait for the device.
-        if metadata is not None:
-            rows = (targets != -100).nonzero_static(size=metadata.labelled).flatten()
-            hidden, targets = hidden.index_select(0, rows), targets[rows]
+        if packed.output_tokens is not None:
+            targets = targets[packed.output_tokens]
         transformed = _transform(model, live, hidden)
         max_labels = None if metadata is None else metadata.labelled
         loss = linear_masked_cross_entropy(
@@ -197,6 +168,12 @@ def _of_real_tokens(labels: Tensor, batch: PackedBatch) -> Tensor:
             "pad them as the inputs"
         )
     return labels.reshape(-1)[batch.indices]
+
+
+def _labelled_tokens(labels: Tensor, count: int, batch: PackedBatch) -> Tensor:
+    """The indices of the tokens with a label, whose number is ``count``."""
+    labelled = _of_real_tokens(labels, batch) != -100
+    return labelled.nonzero_static(size=count).flatten()
 
 
 def _nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:

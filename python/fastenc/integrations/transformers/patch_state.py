@@ -20,7 +20,7 @@ class PatchState:
         previous: a forward that the instance had as an attribute before it was patched, or None.
         labelled_logits_only: see :func:`patch`.
         encoder: the :class:`LiveEncoder`, if the module is an encoder.
-        head: the :class:`masked_lm.LiveHead`, if the module has a masked-LM head.
+        head: the :class:`live_head.LiveHead` of a masked-LM head, or of one that reads the first token alone.
         warned: the reasons for taking the own forward of which the user was warned.
     """
 

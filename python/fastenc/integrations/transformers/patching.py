@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from fastenc._base.extras import require
-from fastenc.integrations.transformers import encoder_decoder, masked_lm, splade
+from fastenc.integrations.transformers import (
+    classification,
+    encoder_decoder,
+    masked_lm,
+    splade,
+)
 from fastenc.integrations.transformers.batch_metadata import KEY
 from fastenc.integrations.transformers.bound_forward import BoundForward, calls
 from fastenc.integrations.transformers.fused_forwards import (
@@ -128,12 +133,14 @@ def _prepared(top: "PreTrainedModel", labelled_logits_only: bool) -> Callable[[]
     def install() -> None:
         if described is not None and state_of(encoder) is None:
             _install_stack(encoder, encoder_forward, described)
+        live = encoder.__dict__[STATE].encoder
         if has_head:
             state = _install(top, masked_lm_forward)
             state.labelled_logits_only = labelled_logits_only
-            state.head = state.head or masked_lm.LiveHead(top, encoder.__dict__[STATE].encoder)
+            state.head = state.head or masked_lm.LiveMaskedLMHead(top, live)
         elif top is not encoder:
-            _install(top, task_forward)
+            state = _install(top, task_forward)
+            state.head = state.head or classification.live_head(top, live)
 
     return install
 

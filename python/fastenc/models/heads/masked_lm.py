@@ -18,12 +18,13 @@ from fastenc.nn.embedding_table import EmbeddingTable
 from fastenc.nn.embeddings import make_norm
 from fastenc.nn.layer import run_with_queries
 from fastenc.nn.layer_call import LayerCall
-from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import NormSpec
+from fastenc.nn.pooling import check_not_empty
 from fastenc.ops import linear_masked_cross_entropy
 from fastenc.ops.gemm import linear
-from fastenc.ops.labelled import select_labelled
-from fastenc.packing import PackedBatch
+from fastenc.ops.labelled import existing_rows, find_labelled, select_labelled
+from fastenc.packing import PackedBatch, first_tokens
 
 MASK_DECODER = "mask_decoder"  # key in config.json
 
@@ -153,14 +154,19 @@ class MaskedLM(PretrainedModel):
                 head computes this many tokens, or all tokens without it, so that nothing waits for the device.
         Returns: the mean loss over the labelled tokens (0 if there is none), or logits (total_tokens, vocabulary).
         """
-        encoded, decoder_weight = self.encode(batch)
         if labels is None:
+            encoded, decoder_weight = self.encode(batch)
             return ModelOutput(logits=self.logits(encoded.last_hidden_state, decoder_weight))
-        rows = self.labelled(encoded.last_hidden_state, labels, max_labels)
+        rows, decoder_weight, _ = self.encode_labelled(batch, labels, max_labels)
         return ModelOutput(loss=self.loss(rows, decoder_weight))
 
-    def encode(self, batch: PackedBatch) -> tuple[EncoderOutput, Tensor]:
-        """(the encoder's output, the decoder's weight E (vocabulary, embedding_size))."""
+    def encode(
+        self, batch: PackedBatch, output_tokens: Tensor | None = None
+    ) -> tuple[EncoderOutput, Tensor]:
+        """(the encoder's output, the decoder's weight E (vocabulary, embedding_size)).
+
+        Args: output_tokens: as in the encoder's forward.
+        """
         decoder = self.head.decoder
         inputs_of_last: list[tuple[Tensor, AttentionInputs]] = []
 
@@ -169,10 +175,12 @@ class MaskedLM(PretrainedModel):
                 inputs_of_last.append((x, inputs))
 
         visit = None if self.mask_positions is None else keep
-        output = self.encoder(batch, tied_weight=decoder is None, visit_input=visit)
+        output = self.encoder(
+            batch, tied_weight=decoder is None, visit_input=visit, output_tokens=output_tokens
+        )
         if self.mask_positions is not None:
             hidden = self._decode(batch, self.mask_positions, *inputs_of_last[0])
-            output = replace(output, last_hidden_state=hidden)
+            output = replace(output, last_hidden_state=rows_of(hidden, output_tokens))
         return output, output.tied_weight if decoder is None else decoder.weight
 
     def _decode(
@@ -205,14 +213,36 @@ class MaskedLM(PretrainedModel):
         """(rows, hidden_size) → (rows, vocabulary). decoder_weight: from :meth:`encode`."""
         return linear(self.head.transform(hidden), decoder_weight, self.head.bias)
 
+    def encode_labelled(
+        self, batch: PackedBatch, labels: Tensor, max_labels: int | None = None
+    ) -> tuple[LabelledRows, Tensor, Tensor | None]:
+        """(the labelled rows, the decoder's weight, the pooler's output if the model reads it).
+
+        The last layer computes its feed-forward sublayer for the tokens that are read only.
+
+        Args: labels, max_labels: as in the forward.
+        """
+        _check_labels(labels, batch.total_tokens)
+        targets, indices = find_labelled(labels, max_labels=max_labels)
+        if indices is None:
+            encoded, decoder_weight = self.encode(batch)
+            hidden, pooled = encoded.last_hidden_state, encoded.pooled
+        else:
+            tokens, first = existing_rows(indices, batch.total_tokens), 0
+            if self.has_pooler:
+                check_not_empty(batch.cu_seqlens)
+                tokens, first = torch.cat([first_tokens(batch), tokens]), batch.num_sequences
+            encoded, decoder_weight = self.encode(batch, tokens)
+            hidden, pooled = encoded.last_hidden_state[first:], None
+            if self.has_pooler:
+                pooled = self.encoder.pool_first(encoded.last_hidden_state[:first])
+        return LabelledRows(self.head.transform(hidden), targets, indices), decoder_weight, pooled
+
     def labelled(
         self, hidden: Tensor, labels: Tensor, max_labels: int | None = None
     ) -> LabelledRows:
         """The labelled rows of ``hidden`` (total_tokens, hidden_size), after the head's transform."""
-        if labels.shape != hidden.shape[:1]:
-            raise ValueError(
-                f"labels must have shape ({hidden.shape[0]},), one for each packed token, got {tuple(labels.shape)}"
-            )
+        _check_labels(labels, hidden.shape[0])
         chosen, targets, indices = select_labelled(hidden, labels, max_labels=max_labels)
         return LabelledRows(self.head.transform(chosen), targets, indices)
 
@@ -228,3 +258,10 @@ class MaskedLM(PretrainedModel):
 
     def head_names(self) -> dict[str, str]:
         return {f"head.{ours}": theirs for ours, theirs in self.head.names.items()}
+
+
+def _check_labels(labels: Tensor, tokens: int) -> None:
+    if labels.shape != (tokens,):
+        raise ValueError(
+            f"labels must have shape ({tokens},), one for each packed token, got {tuple(labels.shape)}"
+        )

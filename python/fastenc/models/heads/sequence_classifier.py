@@ -173,16 +173,17 @@ class SequenceClassifier(PretrainedModel):
 
     def _vectors(self, batch: PackedBatch) -> Tensor:
         """The head's input for each sequence, (batch, hidden_size); with "late" pooling, that of its last layer."""
-        output = self.encoder(self.encoder_batch(batch))
-        if self.reads_pooler:
-            assert output.pooled is not None  # encoder_under_head() has made the pooler
-            return output.pooled
-        if self.pooling == "late":
-            return pool(self.head.transform(output.last_hidden_state), batch.cu_seqlens, "mean")
+        encoder, batch = self.encoder, self.encoder_batch(batch)
+        if self.pooling == "cls":
+            states = encoder.first_states(batch)
+            return encoder.pool_first(states) if self.reads_pooler else states
         if self.pooling == "last":
             rows = last_tokens(batch, self.config.pad_token_id)
-            return output.last_hidden_state.index_select(0, rows)
-        return pool(output.last_hidden_state, batch.cu_seqlens, self.pooling)
+            return encoder(batch, output_tokens=rows).last_hidden_state
+        states = encoder(batch, pooled=False).last_hidden_state
+        if self.pooling == "late":
+            return pool(self.head.transform(states), batch.cu_seqlens, "mean")
+        return pool(states, batch.cu_seqlens, self.pooling)
 
     def init_weights(self, module: nn.Module, name: str = "") -> None:
         super().init_weights(module, name)

@@ -103,7 +103,7 @@ class SpanClassifier(PretrainedModel):
                 ends - starts < K.
         Returns: logits (spans, types + 1) and, with labels, the mean cross-entropy of the spans in float32.
         """
-        hidden = self.encoder(batch).last_hidden_state.index_select(0, word_rows)
+        hidden = self.encoder(batch, output_tokens=word_rows).last_hidden_state
         words = F.dropout(hidden, self.dropout_p, self.training)
         logits = self.head(words, windows, starts, ends)
         loss = None if labels is None else masked_cross_entropy(logits, labels)

@@ -14,10 +14,11 @@ from fastenc.nn.layer_call import (
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     HEAD_NORMS,
+    OUTPUT_TOKENS,
     OWN_NORMS,
     LayerCall,
 )
-from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.ways.cpu_attention import (
     attend,
     attends_separately,
@@ -54,6 +55,7 @@ TAKES = frozenset(
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
+    | OUTPUT_TOKENS
     | {"cross_norm", "cross", "source", "cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
@@ -114,7 +116,8 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
     if spec.cross_norm is not None:
         attended, before = run_cross_attention(attended, layer_call)
     given = after_attention_arguments(w, packed, spec) if fixed is None else fixed.after_attention
-    return after_attention(few_rows, attended, before, given, spec.pre_norm)
+    attended, before = (rows_of(each, inputs.output_tokens) for each in (attended, before))
+    return after_attention(attended, before, given, spec.pre_norm)
 
 
 def attend_in_one_op(few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: tuple) -> Tensor:
@@ -133,11 +136,9 @@ def attend_in_one_op(few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: 
     )
 
 
-def after_attention(
-    few_rows: bool, attended: Tensor, residual: Tensor, fixed: tuple, pre_norm: bool
-) -> LayerState:
+def after_attention(attended: Tensor, residual: Tensor, fixed: tuple, pre_norm: bool) -> LayerState:
     """The layer's end. fixed: by :func:`after_attention_arguments`."""
     y, next_residual = torch.ops.fastenc.encoder_layer_after_attention(
-        attended, residual, few_rows, *fixed
+        attended, residual, has_few_rows(residual), *fixed
     )
     return LayerState(y, next_residual if pre_norm else y)

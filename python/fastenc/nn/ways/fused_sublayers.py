@@ -18,6 +18,7 @@ from fastenc.nn.layer_call import (
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     HEAD_NORMS,
+    OUTPUT_TOKENS,
     OWN_NORMS,
     LayerCall,
 )
@@ -44,6 +45,7 @@ TAKES = frozenset(
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
+    | OUTPUT_TOKENS
     | CROSS_ATTENTION
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
@@ -100,7 +102,7 @@ def run_fused_sublayers(layer_call: LayerCall) -> LayerState:
     h = _run_attention(state, weights, layer_call)
     if layer_call.spec.cross_norm is not None:
         h = _run_cross_attention(h, weights, layer_call)
-    return _run_feed_forward(h, weights, layer_call)
+    return _run_feed_forward(h.of_tokens(layer_call.inputs.output_tokens), weights, layer_call)
 
 
 def _run_attention(state: LayerState, w: LayerWeights, layer_call: LayerCall) -> LayerState:

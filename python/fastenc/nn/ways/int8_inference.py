@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
-from fastenc.nn.layer_inputs import AttentionInputs, LayerState
+from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_attention, cpu_inference, cpu_weights
@@ -109,7 +109,10 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
         )
     else:
         attended = attend(state.x, inputs, fixed.attention)
-    return after_attention(attended, state.residual, fixed.after_attention, spec.pre_norm)
+    attended, residual = (
+        rows_of(each, inputs.output_tokens) for each in (attended, state.residual)
+    )
+    return after_attention(attended, residual, fixed.after_attention, spec.pre_norm)
 
 
 def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> FixedArguments:

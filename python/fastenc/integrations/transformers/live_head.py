@@ -1,0 +1,48 @@
+"""Checks that what a live model of transformers has around its encoder is as in a new model of its class."""
+
+import copy
+from typing import TYPE_CHECKING
+
+from fastenc.integrations.transformers.hooks import forward_reason
+from fastenc.integrations.transformers.live_model import (
+    Allowed,
+    Snapshot,
+    first_difference,
+    new_of_same_class,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LiveHead:
+    """The head of a live model: its forward, and the modules outside of its encoder."""
+
+    def __init__(self, model: "PreTrainedModel"):
+        self.expected = new_of_same_class(model)
+        self._last: tuple[Snapshot, str | None] | None = None
+
+    def unsupported_reason(self, model: "PreTrainedModel") -> str | None:
+        """Why the model's own head must run, on all that it may read, or None."""
+        return forward_reason(model) or self._difference(model)
+
+    def _difference(self, model: "PreTrainedModel") -> str | None:
+        if getattr(model.config, "vocab_size", None) != self.expected.config.vocab_size:
+            # The model's resize_token_embeddings gives the head a new decoder and changes the configuration.
+            self.expected, self._last = new_of_same_class(model), None
+        last = self._last
+        if last is not None and last[0].is_current():
+            return last[1]
+        inside = set(model.base_model.modules())
+        snapshot = Snapshot([module for module in model.modules() if module not in inside])
+        # The encoder is compared by its LiveEncoder.
+        encoder = frozenset({model.base_model_prefix})
+        reason = first_difference(model, self.expected, Allowed(called=encoder))
+        self._last = snapshot, reason
+        return reason
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_last": None}
+
+    def __deepcopy__(self, memo: dict) -> "LiveHead":
+        return copy.copy(self)  # __getstate__ leaves out the modules that were compared
