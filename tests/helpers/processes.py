@@ -4,6 +4,7 @@ A server imports them once and forks for each process. It imports neither fasten
 and what is installed. A test of imports takes ``subprocess`` instead.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -18,7 +19,14 @@ from pathlib import Path
 
 from tests.helpers import ROOT
 
-_PRELOADED = ("transformers.models.auto", "accelerate", "sklearn.metrics")
+# The last two are most of torch._dynamo, which every optimiser imports, and which itself imports triton.
+_PRELOADED = (
+    "transformers.models.auto",
+    "accelerate",
+    "sklearn.metrics",
+    "torch.distributed.fsdp",
+    "torch.fx.experimental.symbolic_shapes",
+)
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload([*_PRELOADED, __name__])
 
@@ -69,6 +77,7 @@ def fork(
 
 
 def _redirected(target: Callable, arguments: tuple, cwd: Path, streams: list[Path]) -> None:
+    gc.freeze()  # what was imported stays: no collection of garbage needs to look at it
     os.chdir(cwd)
     for number, stream in enumerate(streams, start=1):
         file = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
