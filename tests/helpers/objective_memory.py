@@ -7,6 +7,7 @@ import json
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 from fastenc.objectives import OBJECTIVES, PACKINGS
 from fastenc.packing import pack_sequences
@@ -31,8 +32,7 @@ def main() -> None:
 def peak(name: str, vocabulary: int, sequences: int) -> int:
     """Bytes that a step allocates at its peak, with this number of sequences beside the labelled ones."""
     objective = "mlm" if name == EVERY_LOGIT else name
-    tokenizer, chosen = tokenizer_of(objective), OBJECTIVES[objective]
-    tokenizer.add_tokens([f"w{n}" for n in range(vocabulary - tokenizer.get_vocab_size())])
+    tokenizer, chosen = with_words(tokenizer_of(objective), vocabulary), OBJECTIVES[objective]
     model = small_model(objective, tokenizer).train()
     packed = PACKINGS[chosen.packings[0]](documents(20), tokenizer, LENGTH, show_progress=False)
     start = {"start_id": model.decoder_start_token_id} if chosen.has_decoder else {}
@@ -50,6 +50,14 @@ def peak(name: str, vocabulary: int, sequences: int) -> int:
     step()  # allocates what later steps reuse
     model.zero_grad()
     return bytes_at_peak(step)
+
+
+def with_words(tokenizer: Tokenizer, vocabulary: int) -> Tokenizer:
+    """A tokenizer with further words. Added tokens would be the same, and take seconds."""
+    described = json.loads(tokenizer.to_str())
+    words, first = described["model"]["vocab"], tokenizer.get_vocab_size()
+    words |= {f"w{number}": number for number in range(first, vocabulary)}
+    return Tokenizer.from_str(json.dumps(described))
 
 
 def with_unlabelled(arguments: dict, count: int) -> dict:
