@@ -94,7 +94,12 @@ CALLS = {
     "`labels` of T5, mT5 and umT5": [(labelled(family), FUSED) for family in ("t5", "mt5", "umt5")],
     "`output_hidden_states=True`": [(called(output_hidden_states=True), FUSED)],
     "a mask of four dimensions": [(called(attention_mask=square), OWN)],
-    "padding on the left": [(called(attention_mask=leading), OWN)],
+    "padding on the left": [
+        *((called(family, attention_mask=leading), OWN) for family in ("bert", "eurobert")),
+        *((called(family, attention_mask=leading), FUSED) for family in ("qwen3", "gemma3")),
+        (called("qwen3", "ForTokenClassification", attention_mask=leading), FUSED),
+        (called("qwen3", "ForSequenceClassification", attention_mask=leading), OWN),
+    ],
     "an attention mask with other values than 0 and 1": [
         (called(family, attention_mask=doubled), FUSED) for family in ("bert", "deberta", "esm")
     ],

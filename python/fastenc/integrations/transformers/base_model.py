@@ -116,7 +116,8 @@ def arguments_reason(
         given = arguments.get(name)
         if given is not None and (given.dim() != 2 or given.shape != inputs.shape[:2]):
             return f"{name} is not (batch, length)"
-    if metadata is not None and metadata.leading_padding:
+    takes_left_padding = live.architecture.takes_left_padding
+    if metadata is not None and metadata.leading_padding and not takes_left_padding:
         # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id

@@ -20,8 +20,9 @@ class BatchMetadata:
         total_tokens: number of real tokens.
         max_seqlen: number of real tokens of the longest sequence.
         padding: number of padding tokens.
-        leading_padding: number of rows that start with padding.
-        gaps: number of padding tokens that precede a real token of their row.
+        leading_padding: number of padding tokens before the first real token of their row; of a row without real
+            tokens all.
+        gaps: number of padding tokens between real tokens of their row.
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
@@ -162,6 +163,7 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
     total = lengths.sum()
     positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     ends = (real * positions).amax(1)
+    leading = mask.shape[1] - (real * positions.flip(0)).amax(1)
     zero = lengths.new_zeros(())
     labelled = labelled_padding = zero
     if labels is not None and labels.numel() == mask.numel():
@@ -171,8 +173,8 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
         total,
         lengths.max(),
         mask.numel() - total,
-        (~real[:, 0]).sum(),
-        (ends - lengths).sum(),
+        leading.sum(),
+        (ends - leading - lengths).clamp(min=0).sum(),
         labelled,
         labelled_padding,
         (mask == 2).sum(),

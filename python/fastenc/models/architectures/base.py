@@ -43,6 +43,8 @@ class Architecture:
         new_config: fields of a new model that differ from EncoderConfig's defaults.
         has_pooler, has_token_types: whether the family has a pooler and token types.
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
+        takes_left_padding: whether transformers' tokenizers may pad on the left: no head of its reads a row's first
+            token, and no position is counted from the row's begin.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
@@ -76,6 +78,7 @@ class Architecture:
     has_pooler: ClassVar[bool] = True
     has_token_types: ClassVar[bool] = True
     has_unread_pooler: ClassVar[bool] = False
+    takes_left_padding: ClassVar[bool] = False
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None

@@ -38,6 +38,7 @@ class Qwen3(EuroBert):
         "max_positions": 32768,
     }
     new_config = EuroBert.new_config | {"eps": 1e-6, "max_positions": 32768}
+    takes_left_padding = True
     lm_head = None
     head_prefixes = {"ForQuestionAnswering": "transformer"}
     classifier: ClassVar[HeadSpec | None] = HeadSpec(
