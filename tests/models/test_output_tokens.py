@@ -127,3 +127,18 @@ def test_with_a_prompt_states_of_every_layer_and_stored_states(mix):
     assert torch.equal(
         encoder(stored, output_tokens=tokens).last_hidden_state, whole.last_hidden_state[tokens]
     )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.tensor([0, 800]), r"in \[0, 800\), got 800"),
+        (torch.tensor([-1]), "got -1"),
+        (torch.tensor([0], dtype=torch.int32), r"must be int64 \(tokens,\), got torch.int32"),
+        (torch.zeros(2, 1, dtype=torch.int64), r"of shape \(2, 1\)"),
+    ],
+)
+def test_other_tokens_are_an_error(tokens, message):
+    encoder = Encoder(EncoderConfig(97, 64, 1, 2, 96, 40))
+    with pytest.raises(ValueError, match=message):
+        encoder(long_batch(), output_tokens=tokens)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastenc._base import debug
 from fastenc._base.json_values import JsonObject
 from fastenc.models.adapters.adaptation_state import AdaptationState
 from fastenc.models.adapters.adaptations import check_unmerged, name_of_task
@@ -117,7 +118,7 @@ class Encoder(LayerStack, PretrainedModel):
                 ``fastenc.packing.first_tokens(batch)``. All tokens are attended to, but the last layer computes its
                 feed-forward sublayer for these tokens only. The output then has no ``pooled``. None: all tokens.
         Raises: ValueError for an argument that is not a PackedBatch, token ids outside the vocabulary, sequences longer
-            than the model's positions, or states that do not exist.
+            than the model's positions, states that do not exist, or output_tokens that are no indices of tokens.
         """
         if not isinstance(batch, PackedBatch):
             raise ValueError(
@@ -125,6 +126,8 @@ class Encoder(LayerStack, PretrainedModel):
                 "fastenc.packing.pack makes a batch of padded ids"
             )
         wanted = wanted_states(output_hidden_states, self.config.num_layers)
+        if output_tokens is not None:
+            _check_output_tokens(output_tokens, batch.total_tokens)
         if batch.hidden is not None:
             if wanted or tied_weight or visit is not None or visit_input is not None:
                 raise ValueError(
@@ -167,13 +170,14 @@ class Encoder(LayerStack, PretrainedModel):
                 visit(number, without_prompt(state))
             if weights is not None:
                 weighted_sum = add_weighted(weighted_sum, weights[number], without_prompt(state))
+        last = state
         if last_tokens is None:
             last = without_prompt(state) if weighted_sum is None else weighted_sum
-            state = rows_of(last, output_tokens)
+            last = rows_of(last, output_tokens)
         return EncoderOutput(
-            state,
+            last,
             tuple(kept) if wanted else None,
-            self._pooled(state, batch) if pooled and output_tokens is None else None,
+            self._pooled(last, batch) if pooled and output_tokens is None else None,
             table,
         )
 
@@ -334,6 +338,20 @@ def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
     if has_unread and encoder.pooler is not None:
         encoder.pooler.requires_grad_(False)
     return encoder
+
+
+def _check_output_tokens(tokens: Tensor, total: int) -> None:
+    if tokens.dtype != torch.int64 or tokens.dim() != 1:
+        raise ValueError(
+            f"output_tokens must be int64 (tokens,), got {tokens.dtype} of shape {tuple(tokens.shape)}: give indices "
+            "of packed tokens"
+        )
+    if debug.may_read(tokens) and tokens.numel():
+        low, high = (int(value) for value in tokens.aminmax())
+        if low < 0 or high >= total:
+            raise ValueError(
+                f"output_tokens must be in [0, {total}), got {low if low < 0 else high}: give indices of packed tokens"
+            )
 
 
 def _as_vectors(given: object) -> Tensor:
