@@ -42,7 +42,7 @@ REASONS = {
         "Give the tokenizer's `attention_mask`.",
     ),
     "a row starts with padding": (
-        "Padding on the left, or a row of padding only.",
+        "Padding on the left, or a row of padding only, on a GPU or in a model that cannot keep padding.",
         '`tokenizer.padding_side = "right"`; leave out empty texts.',
     ),
     "masked tokens have the id … and not config.pad_token_id, …": (
@@ -196,7 +196,7 @@ REASONS = {
         "Set it to False, and give `patch` `labelled_logits_only=True`.",
     ),
     "a padding token has a label": (
-        "Labels at padding tokens, which are not computed.",
+        "Labels at padding tokens, on a GPU or in a model that cannot keep padding.",
         "-100 at padding tokens, as transformers' collators give.",
     ),
     "the head reads padding (without input_ids)": (
@@ -215,7 +215,7 @@ REASONS = {
         'Give choices of one length, or `config.summary_type = "first"` before the model is made and trained.',
     ),
     "the question-answering loss is a softmax over the padded length": (
-        "`start_positions` with padding.",
+        "`start_positions` with padding, on a GPU or in a model that cannot keep padding.",
         "`fastenc finetune --task question-answering` is fused: its softmax is over the tokens of the text. Inference "
         "without `start_positions` is fused.",
     ),

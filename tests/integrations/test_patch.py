@@ -251,8 +251,9 @@ def test_calls_it_does_not_cover_take_the_models_own_forward():
         ours, theirs, batch, "called with output_attentions", output_attentions=True
     )
     assert len(a.attentions) == 2 and torch.equal(a.attentions[0], b.attentions[0])
-    left = {k: v.flip(1) for k, v in batch.items()}
-    own_forward_warns(ours, theirs, left, "a row starts with padding")
+    mask = batch["attention_mask"].clone()
+    mask[0] = 0
+    own_forward_warns(ours, theirs, {**batch, "attention_mask": mask}, "a row starts with padding")
     square = batch["attention_mask"][:, None, None, :].expand(-1, 1, 30, -1).bool()
     own_forward_warns(ours, theirs, {**batch, "attention_mask": square}, "not \\(batch, length\\)")
     # The hooks that remain after attentions were recorded do not end the acceleration.
@@ -279,15 +280,15 @@ def test_calls_that_the_model_refuses_are_refused():
             attempt(ours)
 
 
-def test_losses_that_read_padding_take_the_models_own_forward():
+def test_losses_that_read_padding_take_the_own_forward_of_models_that_cannot_keep_it():
     for task, match in (
         ("ForQuestionAnswering", "softmax over the padded length"),
         ("ForTokenClassification", "a padding token has a label"),
         ("ForMaskedLM", "a padding token has a label"),
     ):
-        theirs = model("bert", task)
+        theirs = model("deberta-v2", task)
         ours = fastenc.patch(copy.deepcopy(theirs))
-        batch = padded_batch("bert")
+        batch = padded_batch("deberta-v2")
         labels = labels_for(task, batch)
         if "labels" in labels:
             labels = {"labels": torch.ones_like(batch["input_ids"])}
@@ -302,17 +303,15 @@ def test_losses_that_read_padding_take_the_models_own_forward():
 
 
 @pytest.mark.parametrize("summary", ["first", "last", "mean", "cls_index"])
-def test_heads_that_read_padding_take_the_models_own_forward(summary):
+def test_heads_that_read_padding_find_its_states(summary):
     theirs = model("electra", "ForMultipleChoice", summary_type=summary)
     ours = fastenc.patch(copy.deepcopy(theirs))
     padded, full = padded_batch("electra"), padded_batch("electra", (12,) * 4)
     for batch in (padded, full):
         batch = {name: value.view(2, 2, -1) for name, value in batch.items()}
-        with warnings.catch_warnings(record=True) as seen, torch.no_grad():
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("error")
             logits = ours(**batch).logits
-        reads = summary != "first" and not batch["attention_mask"].all()
-        assert ["the head reads padding" in str(each.message) for each in seen] == [True] * reads
         torch.testing.assert_close(logits, theirs(**batch).logits, rtol=0, atol=1e-5)
 
 
@@ -331,9 +330,8 @@ def test_heads_that_find_the_last_token_by_its_id_may_read_padding(family, colla
             warnings.simplefilter("always")
             logits = fastenc.patch(copy.deepcopy(theirs))(**batch).logits
         messages = [str(each.message) for each in seen]
-        assert ["its ids are not config.pad_token_id" in each for each in messages] == [
-            True
-        ] * reads
+        own = reads and family == "gemma3"  # its windows hide real tokens from padding
+        assert ["its ids are not config.pad_token_id" in each for each in messages] == [True] * own
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
@@ -366,8 +364,7 @@ def test_masked_tokens_of_no_meaning_are_padding():
             assert not ours(**batch).last_hidden_state[padding].any()
     batch["input_ids"] = ids.clone()
     batch["input_ids"][:, -1] = 90
-    with pytest.warns(UserWarning, match="masked tokens have the id 90 and not config.pad_token_i"):
-        assert ours(**batch).last_hidden_state[padding].any()
+    assert ours(**batch).last_hidden_state[padding].any()
 
 
 def test_esm_counts_the_mask_tokens_of_the_padding():

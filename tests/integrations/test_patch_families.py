@@ -45,14 +45,10 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_padding_on_the_left_in_training(family):
-    """As their tokenizers pad. A token in the middle that is masked makes transformers' own forward run."""
+    """As their tokenizers pad."""
     theirs, batch = model(family), padded_batch(family)
     batch = {name: value.flip(1) for name, value in batch.items()}
     assert_same_training(fastenc.patch(copy.deepcopy(theirs)), theirs, batch)
-    batch["attention_mask"][3, 12] = 0
-    ours = fastenc.patch(copy.deepcopy(theirs))
-    with pytest.warns(UserWarning, match="padding between tokens"), torch.no_grad():
-        torch.testing.assert_close(loss(ours, batch), loss(theirs, batch))
 
 
 @EVERY_ENCODER

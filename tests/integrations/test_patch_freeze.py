@@ -75,6 +75,8 @@ BERTS_STEPS = STEPS | {
     "a 4-D mask": step(with_a_mask_of_four_dimensions),
     "torch.compile": step(compiled),
 }
+# The loss reads padding, which they compute neither on the left nor on the right.
+PACKED_ON_THE_LEFT = [(family, "Model", "left padding") for family in ("qwen3", "gemma3")]
 CASES = [
     *((family, "Model", name) for family in ENCODERS if family != "bert" for name in STEPS),
     *((family, "ForMaskedLM", "left padding") for family in FAMILIES),
@@ -82,7 +84,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("family, task, name", CASES)
+@pytest.mark.parametrize("family, task, name", [c for c in CASES if c not in PACKED_ON_THE_LEFT])
 def test_a_step_by_the_own_forward_shows_in_a_frozen_model(family, task, name):
     theirs = model(family, task)
     ours = fastenc.freeze(fastenc.patch(copy.deepcopy(theirs)))

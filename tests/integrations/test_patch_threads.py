@@ -71,9 +71,9 @@ def test_half_of_the_threads_with_gradients(task, switch_interval):
 
 def test_own_and_fused_forwards_at_once(switch_interval):
     """A loss that includes padding in one thread does not change which forward another thread's call takes."""
-    theirs = model("bert", "ForTokenClassification")
+    theirs = model("deberta-v2", "ForTokenClassification")
     ours = fastenc.patch(copy.deepcopy(theirs))
-    batch = padded_batch("bert")
+    batch = padded_batch("deberta-v2")
     padding = batch["attention_mask"] == 0
     labels = torch.ones_like(batch["input_ids"])  # of padding tokens too
     with torch.no_grad():

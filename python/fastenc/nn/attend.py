@@ -94,6 +94,7 @@ def attend(
         softmax_scale=spec.scale,
         window_size=spec.window,
         relative_bias=inputs.relative_bias,
+        key_bias=inputs.key_bias,
         rotary=inputs.rotary,
         num_key_heads=spec.key_heads or None,
     )

@@ -20,6 +20,7 @@ from fastenc.nn.layer_call import (
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     HEAD_NORMS,
+    KEY_BIAS,
     OUTPUT_TOKENS,
     OWN_NORMS,
     LayerCall,
@@ -43,6 +44,7 @@ TAKES = frozenset(
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
+    | KEY_BIAS
     | OUTPUT_TOKENS
     | CROSS_ATTENTION
     | {"cache"}

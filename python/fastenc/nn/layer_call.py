@@ -28,6 +28,8 @@ HEAD_NORMS = frozenset({"head_norm_eps", "query_norm_weight", "key_norm_weight"}
 OWN_NORMS = frozenset({"own_norms", "attention_own_norm_weight", "down_own_norm_weight"})
 # The features of block-sparse attention (fastenc.nn.block_plan).
 BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
+# The feature of keys that nobody sees, such as padding.
+KEY_BIAS = frozenset({"key_bias"})
 # The feature of a last layer whose output is needed for some tokens only.
 OUTPUT_TOKENS = frozenset({"output_tokens"})
 

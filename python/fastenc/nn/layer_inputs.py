@@ -50,6 +50,7 @@ class AttentionInputs(NamedTuple):
         source: the source of layers that attend to one, or None.
         cache: the layer's keys and values of earlier tokens, to which this call adds its own, or None.
         global_tokens: int64 (G,), the indices of the global tokens, ascending; None without any.
+        key_bias: float32 (total_tokens,), added to every score of a key, -inf for keys that nobody sees; or None.
         output_tokens: int64 (n,), the indices of the tokens of which the layer's output is needed, or None for all. All
             tokens are attended to; what follows attention is computed for these only.
     """
@@ -65,6 +66,7 @@ class AttentionInputs(NamedTuple):
     source: Source | None = None
     cache: LayerCache | None = None
     global_tokens: Tensor | None = None
+    key_bias: Tensor | None = None
     output_tokens: Tensor | None = None
 
 

@@ -83,6 +83,15 @@ class StackSpec:
         )
 
     @property
+    def takes_key_bias(self) -> bool:
+        """Whether every token sees its whole sequence, by scores to which a bias of each key may be added."""
+        attentions = [spec.attention for spec in self.layers]
+        return self.convolution is None and not any(
+            a.position_terms or a.block_size or a.global_attention or a.window != (-1, -1)
+            for a in attentions
+        )
+
+    @property
     def has_global_attention(self) -> bool:
         """Whether some layers read which tokens are global."""
         return any(spec.attention.global_attention for spec in self.layers)
@@ -156,6 +165,7 @@ def run_stack(
     padded_length: int | None = None,
     global_tokens: Tensor | None = None,
     output_tokens: Tensor | None = None,
+    key_bias: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
 
@@ -170,12 +180,15 @@ def run_stack(
         global_tokens: int64 (G,), the global tokens' indices in the batch, for layers with global attention; or None.
         output_tokens: int64 (n,), the indices of the tokens whose last state is needed: x_L has these rows, (n,
             hidden_size), and after its attention the last layer computes these alone. None: all tokens.
+        key_bias: float32 (total_tokens,), for a stack that ``takes_key_bias``, or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
     yield state.residual
     sequences = (cu_seqlens, max_seqlen)
     inputs = attention_inputs(
-        x, *sequences, spec, modules, source, caches, padded_length, global_tokens, output_tokens
+        *(x, *sequences, spec, modules, source, caches, padded_length, global_tokens),
+        output_tokens,
+        key_bias,
     )
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
@@ -237,6 +250,7 @@ def attention_inputs(
     padded_length: int | None = None,
     global_tokens: Tensor | None = None,
     output_tokens: Tensor | None = None,
+    key_bias: Tensor | None = None,
 ) -> Callable[[int], AttentionInputs]:
     """A function from a layer's number to the inputs of its attention; tensors are computed once for all layers."""
     bounds = sequence_bounds(x, cu_seqlens, max_seqlen)
@@ -272,6 +286,7 @@ def attention_inputs(
             source,
             caches[number] if caches else None,
             global_tokens if attention.global_attention else None,
+            key_bias,
             output_tokens if number == len(spec.layers) - 1 else None,
         )
 

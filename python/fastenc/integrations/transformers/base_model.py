@@ -116,26 +116,44 @@ def arguments_reason(
         given = arguments.get(name)
         if given is not None and (given.dim() != 2 or given.shape != inputs.shape[:2]):
             return f"{name} is not (batch, length)"
-    takes_left_padding = live.architecture.takes_left_padding
-    if metadata is not None and metadata.leading_padding and not takes_left_padding:
-        # Heads and poolers read the first token of a row. If that is padding, only the padded computation has a vector.
-        return "a row starts with padding"
-    padding_id = model.config.get_text_config().pad_token_id
-    other = None if metadata is None else metadata.other_padding_id(padding_id)
-    if other is not None:
-        # They may be tokens whose states are read, such as those of ColBERT's query expansion.
-        return f"masked tokens have the id {other} and not config.pad_token_id, {padding_id}"
     positions = live.config.max_positions
     if inputs.shape[1] > positions and live.stack.has_bounded_angles:
         return f"rotary angles of more than {positions} tokens depend on the batch"
-    reads_distances = live.stack.reads_distances
-    if reads_distances and metadata is not None and metadata.gaps:
-        return "a row has padding between tokens"
     # transformers' BART takes and ignores them.
     ignored = not _has_parameter(type(model).forward, "position_ids")
-    if arguments.get("position_ids") is not None and (reads_distances or ignored):
+    if arguments.get("position_ids") is not None and (live.stack.reads_distances or ignored):
         return "it was called with position_ids"
     return None
+
+
+def kept_padding_reason(
+    model: "PreTrainedModel", live: LiveEncoder, metadata: BatchMetadata | None
+) -> str | None:
+    """Why padding must be computed like a token, because its state may be read or its place counts, or None."""
+    if metadata is None:
+        return None
+    if metadata.leading_padding and not live.architecture.takes_left_padding:
+        # Heads and poolers read the first token of a row.
+        return "a row starts with padding"
+    padding_id = model.config.get_text_config().pad_token_id
+    other = metadata.other_padding_id(padding_id)
+    if other is not None:
+        # They may be tokens whose states are read, such as those of ColBERT's query expansion.
+        return f"masked tokens have the id {other} and not config.pad_token_id, {padding_id}"
+    if live.stack.reads_distances and metadata.gaps:
+        return "a row has padding between tokens"
+    return None
+
+
+def can_keep_padding(live: LiveEncoder, inputs: Tensor, metadata: BatchMetadata | None) -> bool:
+    """Whether the fused forward computes padding like tokens that nobody sees, with transformers' numbers.
+
+    Only on a CPU: a GPU computes full batches as fast in transformers' own forward. In a row without tokens every key
+    has the same score there.
+    """
+    has_empty_rows = metadata is not None and metadata.empty_rows
+    takes = live.stack.takes_key_bias and live.architecture.embeds_padding
+    return inputs.device.type == "cpu" and takes and not has_empty_rows
 
 
 def padding_reason(mask: Tensor | None, metadata: BatchMetadata | None) -> str | None:
@@ -160,6 +178,7 @@ def run(
     metadata: BatchMetadata | None,
     wanted: frozenset[int] | None,
     choose: Callable[[PackedBatch], Tensor] | None = None,
+    keep_padding: bool = False,
 ) -> PackedRun:
     """Embed and encode the real tokens.
 
@@ -167,6 +186,7 @@ def run(
         wanted: numbers of the states to keep, or None.
         choose: returns the indices of the tokens whose last state is read. After its attention the last layer computes
             these only, unless all its states are wanted. None: all tokens.
+        keep_padding: encode padding too, as tokens that nobody sees.
     """
     wanted = wanted or frozenset()
     inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
@@ -176,6 +196,13 @@ def run(
     total, longest = (
         (None, None) if metadata is None else (metadata.total_tokens, metadata.max_seqlen)
     )
+    key_bias = None
+    if keep_padding and mask is not None:
+        is_padding = (mask == 0).flatten()
+        key_bias = torch.zeros(is_padding.shape, device=mask.device).masked_fill(
+            is_padding, -torch.inf
+        )
+        mask = None
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, batch)
@@ -193,6 +220,7 @@ def run(
         padded_length=inputs.shape[1],
         global_tokens=_global_tokens(batch, live, arguments, metadata),
         output_tokens=None if keeps_last else output_tokens,
+        key_bias=key_bias,
     )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.

@@ -23,6 +23,7 @@ class BatchMetadata:
         leading_padding: number of padding tokens before the first real token of their row; of a row without real
             tokens all.
         gaps: number of padding tokens between real tokens of their row.
+        empty_rows: number of rows without real tokens.
         labelled: number of labels that are not -100.
         labelled_padding: number of labels at padding tokens that are not -100.
         global_tokens: number of tokens that the mask marks as global (2, Longformer).
@@ -37,6 +38,7 @@ class BatchMetadata:
     padding: int
     leading_padding: int
     gaps: int
+    empty_rows: int
     labelled: int
     labelled_padding: int
     global_tokens: int
@@ -175,6 +177,7 @@ def _count(mask: Tensor | None, labels: Tensor | None, ids: Tensor | None) -> li
         mask.numel() - total,
         leading.sum(),
         (ends - leading - lengths).clamp(min=0).sum(),
+        (lengths == 0).sum(),
         labelled,
         labelled_padding,
         (mask == 2).sum(),

@@ -45,6 +45,7 @@ class _CallContext(NamedTuple):
         mask, metadata: the call's mask and its metadata, so that the encoder does not count again.
         own_forward: whether it must take its own forward.
         first_only: whether of each row the model reads the first token's last state alone.
+        padding_reason: why the encoder must compute padding too, or None.
     """
 
     state: PatchState
@@ -52,6 +53,7 @@ class _CallContext(NamedTuple):
     metadata: BatchMetadata | None
     own_forward: bool
     first_only: bool = False
+    padding_reason: str | None = None
 
 
 _call_context: ContextVar[_CallContext | None] = ContextVar(
@@ -61,8 +63,7 @@ _call_context: ContextVar[_CallContext | None] = ContextVar(
 
 def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
     live, context = state.encoder, _context_of(state)
-    if context is not None and context.own_forward:
-        return plain(**arguments)
+    keep_padding = False
     reason, metadata, reading = base_model.inputs_reason(encoder, arguments), None, None
     if reason is None:
         if context is not None and context.mask is arguments.get("attention_mask"):
@@ -70,13 +71,22 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
         else:
             metadata = take_metadata(arguments, reads_ids=True)
         reason, reading = _read(encoder, live, arguments, metadata)
+        of_padding = None if context is None else context.padding_reason
+        of_padding = of_padding or base_model.kept_padding_reason(encoder, live, metadata)
+        keep_padding = of_padding is not None and reading is not None
+        if keep_padding and not base_model.can_keep_padding(
+            live, base_model.inputs_of(arguments), metadata
+        ):
+            reason, reading = of_padding, None
     arguments.pop(KEY, None)
     if reading is None:
         warn_once(encoder, state, str(reason))
         return plain(**arguments)
     wanted = base_model.wanted_states(encoder, live, arguments)
     choose = first_tokens if context is not None and context.first_only else None
-    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted, choose)
+    packed = base_model.run(
+        *(encoder, live, reading, arguments, metadata, wanted, choose), keep_padding
+    )
     return base_model.output(encoder, live, packed, arguments, wanted)
 
 
@@ -129,7 +139,9 @@ def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
         inner = {"input_ids": arguments["input_ids"], "attention_mask": mask}
         sizes = read_metadata(mask, None)
         encoder = encoder_decoder.stacks_of(model)[0]
-        reason = base_model.arguments_reason(encoder, readings[0][0], inner, sizes)
+        live = readings[0][0]
+        reason = base_model.arguments_reason(encoder, live, inner, sizes)
+        reason = reason or base_model.kept_padding_reason(encoder, live, sizes)
     if reason is not None:
         warn_once(model, state, reason)
         return _with_own_loss(model, arguments, plain)
@@ -191,10 +203,10 @@ def _with_own_head(
     reason = _loss_reads_padding(arguments, metadata) or _head_reads_padding(
         model, arguments, metadata
     )
-    if reason is not None:
-        warn_once(encoder, state, reason)
-    first_only = classification.reads_first_token(model, encoder, classifier)
-    context = _CallContext(state, mask, metadata, reason is not None, first_only)
+    first_only = reason is None and classification.reads_first_token(model, encoder, classifier)
+    context = _CallContext(
+        state, mask, metadata, own_forward=False, first_only=first_only, padding_reason=reason
+    )
     return _in_context(context, plain, arguments)
 
 
@@ -209,7 +221,8 @@ def masked_lm_forward(model, state: PatchState, arguments: dict, plain):
         inner = {name: value for name, value in arguments.items() if name != "labels"}
         _, reading = _read(encoder, live, inner, metadata)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
-        if reading is not None and reason is None:
+        keeps = base_model.kept_padding_reason(encoder, live, metadata) is not None
+        if reading is not None and reason is None and not keeps:
             only_labelled = state.labelled_logits_only
             return masked_lm.forward(
                 model, encoder, live, reading, arguments, metadata, only_labelled

@@ -63,10 +63,11 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
 
     A call that the fused forward does not support runs the model's own forward, with a warning for each new reason:
 
-    - attentions are requested, the mask is not (batch, length), a row starts with padding, or masked tokens at the
-      rows' ends have one id that is neither ``config.pad_token_id`` nor 0 (ColBERT reads the states of such tokens);
-    - the loss reads padding (labels on padding tokens; question answering, whose softmax is over the padded length), or
-      the head does (docs/not-fused.md says which);
+    - attentions are requested, or the mask is not (batch, length);
+    - padding counts, and the forward cannot keep it: a row starts with padding, or masked tokens at the rows' ends have
+      one id that is neither ``config.pad_token_id`` nor 0 (ColBERT reads the states of such tokens), or the loss reads
+      padding (labels on padding tokens; question answering, whose softmax is over the padded length), or the head does.
+      On a CPU most models are fused then too and compute padding like a token that no token sees (docs/not-fused.md);
     - modules, constants or buffers differ from those that the class makes from its configuration, or have hooks;
     - a forward was replaced, in the model or in a class of transformers, or a user's function computes attention;
     - the kernels do not support the dtype or the device;

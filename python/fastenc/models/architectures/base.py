@@ -45,6 +45,7 @@ class Architecture:
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
         takes_left_padding: whether transformers' tokenizers may pad on the left: no head of its reads a row's first
             token, and no position is counted from the row's begin.
+        embeds_padding: whether transformers embeds padding like other tokens.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
@@ -79,6 +80,7 @@ class Architecture:
     has_token_types: ClassVar[bool] = True
     has_unread_pooler: ClassVar[bool] = False
     takes_left_padding: ClassVar[bool] = False
+    embeds_padding: ClassVar[bool] = True
     positions_after_padding: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None

@@ -40,6 +40,7 @@ class Esm(Roberta):
     defaults = {"eps": 1e-12, "pad_token_id": 1, "activation": "gelu", "max_positions": 1026}
     new_config = {"type_vocab_size": 0, "pad_token_id": 1, "position_offset": 2}
     has_token_types = False
+    embeds_padding = False  # embeddings are multiplied by the mask
     lm_head = HeadSpec(
         {
             "dense": "lm_head.dense",

@@ -36,6 +36,7 @@ def attends_separately(inputs: AttentionInputs, a: AttentionSpec, rounds_otherwi
         bool(a.position_terms)
         or a.sorts_qkv
         or inputs.cache is not None
+        or inputs.key_bias is not None
         or inputs.global_tokens is not None
         or plan_of(inputs, a) is not None
         or (rounds_otherwise and needed_for_some)
@@ -73,6 +74,7 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
             softmax_scale=a.scale,
             window_size=a.window,
             relative_bias=inputs.relative_bias,
+            key_bias=inputs.key_bias,
             rotary=inputs.rotary,
             num_key_heads=a.key_heads or None,
         )

@@ -14,6 +14,7 @@ from fastenc.nn.layer_call import (
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     HEAD_NORMS,
+    KEY_BIAS,
     OUTPUT_TOKENS,
     OWN_NORMS,
     LayerCall,
@@ -55,6 +56,7 @@ TAKES = frozenset(
     | HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
+    | KEY_BIAS
     | OUTPUT_TOKENS
     | {"cross_norm", "cross", "source", "cache"}
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}

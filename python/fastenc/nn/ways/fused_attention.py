@@ -166,6 +166,7 @@ def _arguments(
         dropout_p=dropout_p,
         rng_state=rng_state,
         relative_bias=None if relative_bias is None else relative_bias.float(),
+        key_bias=inputs.key_bias,
         rotary=inputs.rotary,
         bounds=inputs.bounds,
         all_blocks=all_blocks,

@@ -1,0 +1,124 @@
+"""Calls in which padding is computed like tokens that nobody sees, because its states are read or its places count."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import fastenc
+from tests.helpers.checkpoints import close
+from tests.helpers.extension import needs_cpp
+from tests.helpers.families import ANSWERERS, ENCODERS, dropouts, model, padded_batch
+from tests.helpers.patching import assert_same_gradients
+
+pytestmark = needs_cpp
+# Windows, relative positions, blocks or global tokens; ESM multiplies embeddings by the mask. Qwen3 and Gemma 3 are
+# packed with padding on the left.
+OTHERS = (
+    "modernbert",
+    "deberta",
+    "longformer",
+    "big_bird-sparse",
+    "esm",
+    "qwen3",
+    "gemma3",
+    "ultra",
+)
+KEEPING = [family for family in ENCODERS if not family.startswith(OTHERS)]
+
+
+def left(batch):
+    return {name: value.flip(1) for name, value in batch.items()}
+
+
+def with_holes(batch):
+    mask = batch["attention_mask"].clone()
+    mask[1, 3] = mask[3, 10:14] = 0
+    return batch | {"attention_mask": mask}
+
+
+def expanded(batch):
+    """With mask tokens behind the texts, as ColBERT's queries."""
+    ids = torch.where(batch["attention_mask"].bool(), batch["input_ids"], 96)
+    return batch | {"input_ids": ids}
+
+
+def same(ours, theirs, batch, result, trains):
+    """The same results without a warning, which would mean transformers' own forward; in training, gradients too."""
+    with warnings.catch_warnings(), torch.set_grad_enabled(trains):
+        warnings.simplefilter("error")
+        results = [result(each(**batch)) for each in (ours, theirs)]
+    close(*results, atol=2e-5)
+    if trains:
+        for each in results:
+            (each * torch.linspace(-1, 1, each.shape[-1])).sum().backward()
+        assert_same_gradients(ours, theirs)
+
+
+state = lambda output: output.last_hidden_state
+
+
+@pytest.mark.parametrize("family", KEEPING)
+@pytest.mark.parametrize("mode", ["inference", "frozen", "training"])
+def test_padding_on_the_left(family, mode):
+    theirs = model(family)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    if mode == "frozen":
+        fastenc.freeze(ours)
+    same(ours, theirs, left(padded_batch(family)), state, mode == "training")
+
+
+@pytest.mark.parametrize(
+    "family", ["mpnet", "t5", "eurobert", "nomic_bert", "gte", "roformer", "jina_embeddings_v3"]
+)
+def test_padding_between_tokens_where_distances_count(family):
+    theirs, batch = model(family), with_holes(padded_batch(family))
+    same(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, state, trains=True)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "eurobert"])
+def test_states_of_masked_tokens(family):
+    theirs, batch = model(family), expanded(padded_batch(family))
+    same(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, state, trains=False)
+
+
+@pytest.mark.parametrize("family", [f for f in ANSWERERS if f in KEEPING])
+def test_loss_of_answers(family):
+    theirs = model(family, "ForQuestionAnswering", **dropouts(family)).train()
+    batch = padded_batch(family) | dict(
+        start_positions=torch.tensor([1, 4, 0, 9]), end_positions=torch.tensor([3, 4, 0, 28])
+    )
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    same(ours, theirs, batch, lambda output: output.loss[None], trains=True)
+    with torch.no_grad():
+        close(ours(**batch).start_logits, theirs(**batch).start_logits)
+
+
+@pytest.mark.parametrize("task", ["ForMaskedLM", "ForTokenClassification"])
+def test_loss_of_labelled_padding(task):
+    theirs = model("bert", task, **dropouts("bert")).train()
+    batch = padded_batch("bert")
+    batch["labels"] = torch.ones_like(batch["input_ids"])
+    for options in ({}, {"labelled_logits_only": True}) if task == "ForMaskedLM" else ({},):
+        ours = fastenc.patch(copy.deepcopy(theirs), **options)
+        theirs.zero_grad()
+        same(ours, theirs, batch, lambda output: output.loss[None], trains=True)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+def test_a_classifier_reads_the_row_s_first_place(family):
+    """Which is padding if the padding is on the left."""
+    theirs, batch = model(family, "ForSequenceClassification"), left(padded_batch(family))
+    same(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, lambda output: output.logits, False)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "esm", "deberta"])
+def test_a_row_without_tokens_and_other_models_take_the_own_forward(family):
+    theirs, batch = model(family), left(padded_batch(family))
+    if family == "bert":
+        batch["attention_mask"][0] = 0
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with pytest.warns(UserWarning, match="a row starts with padding"), torch.no_grad():
+        states = state(ours(**batch))
+    assert torch.equal(states, state(theirs(**batch)))
