@@ -53,10 +53,10 @@ def test_a_stopped_demo_names_no_option_that_it_does_not_have(tmp_path, monkeypa
 
 def test_whole_demo_writes_its_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretraining, "STEPS", 5)
-    monkeypatch.setattr(classification, "TRAINING", 64)
-    monkeypatch.setattr(classification, "HELD_OUT", 32)
+    monkeypatch.setattr(classification, "TRAINING", 32)
+    monkeypatch.setattr(classification, "HELD_OUT", 16)
     monkeypatch.setattr(encoding, "ROUNDS", 1)
-    monkeypatch.setattr(encoding, "TEXTS", 32)
+    monkeypatch.setattr(encoding, "TEXTS", 16)
     small = corpus.which_package(max_texts=40, max_files=60)
     monkeypatch.setattr(corpus, "which_package", lambda: small)
     some = corpus.standard_library(max_files=60)
