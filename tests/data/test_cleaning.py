@@ -1,13 +1,12 @@
 """fastenc clean: what its datatrove pipeline drops and keeps, on one machine, after a kill, and in a script."""
 
+import functools
 import json
-import os
 import random
 import re
 import signal
-import subprocess
 import sys
-from contextlib import suppress
+import sysconfig
 from itertools import zip_longest
 
 import pytest
@@ -21,6 +20,15 @@ datatrove = pytest.mark.skipif(
     "not __import__('importlib.util').util.find_spec('datatrove')",
     reason="needs fastenc[clean]",
 )
+
+
+# datatrove makes a logger for each task, and loguru asks for the same folders for each logger.
+folder_of = functools.cache(sysconfig.get_path)
+
+
+@pytest.fixture(autouse=True)
+def each_folder_looked_up_once(monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", folder_of)
 
 
 def page(seed, sentences=20):
@@ -375,13 +383,14 @@ def test_a_run_is_not_continued_with_other_options(tmp_path, capsys):
 
 KILLED = """
 import os, signal
+os.setsid()  # a process group of its own: the executor's helper process outlives a kill, and must be ended too
 from datatrove.executor.local import LocalPipelineExecutor
 from fastenc.cli import main
 real, calls = LocalPipelineExecutor.mark_rank_as_completed, [0]
 def kill(*arguments):
     calls[0] += 1
     if calls[0] == {call_number}:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
     real(*arguments)
 LocalPipelineExecutor.mark_rank_as_completed = kill
 main()
@@ -394,14 +403,8 @@ def test_a_killed_cleaning_goes_on_without_losing_or_repeating(call_number, tmp_
     command = corpus(tmp_path)
     run(*command, "-o", tmp_path / "whole")
     killed = [*map(str, command), "-o", str(tmp_path / "killed")]
-    # A process group of its own: the executor's helper process outlives a kill, and must be ended too.
-    with open(tmp_path / "log", "wb") as log:
-        command_line = [sys.executable, "-c", KILLED.format(call_number=call_number), *killed]
-        process = subprocess.Popen(command_line, stdout=log, stderr=log, start_new_session=True)
-        status = process.wait(timeout=300)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    assert status == -signal.SIGKILL, (tmp_path / "log").read_text()
+    done = python("-c", KILLED.format(call_number=call_number), *killed, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     assert "holds a cleaning run that did not finish: continue it with --resume" in failure(
         capsys, *killed
     )
