@@ -25,14 +25,15 @@ def local_folders(folder: Path, code: str) -> dict[str, Path]:
     return folders
 
 
-def _first_layers_of_minilm(folder: Path) -> None:
-    """MiniLM with two of its six layers."""
+def _small_minilm(folder: Path) -> None:
+    """MiniLM's files with two small layers: a static model computes a vector for each of its 30,522 tokens."""
     import transformers
 
     shutil.copytree(minilm_folder(), folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    config.num_hidden_layers = 2
-    transformers.AutoModel.from_pretrained(folder, config=config).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 64}
+    config = transformers.AutoConfig.from_pretrained(folder, **sizes)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
 
 
 def _model(name: str, labels: list[str] | None = None, **changes) -> Callable[[Path], None]:
@@ -108,7 +109,7 @@ DEBERTA_V3 = {
     "type_vocab_size": 0,
 }
 MODELS: dict[str, Callable[[Path], None]] = {
-    "sentence-transformers/all-MiniLM-L6-v2": _first_layers_of_minilm,
+    "sentence-transformers/all-MiniLM-L6-v2": _small_minilm,
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": _model(
         "DistilBertForSequenceClassification",
         ["NEGATIVE", "POSITIVE"],
