@@ -11,8 +11,9 @@
 
 namespace emulated {
 
+// A call for each number would take most of the time: without optimisation the compiler inlines what it is told to.
 template <class To, class From>
-To as(const From& from) {
+[[gnu::always_inline]] inline To as(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof to);
@@ -27,9 +28,9 @@ using Floats = Lanes<float, 16>;
 using Integers = Lanes<int32_t, 16>;
 
 // Instructions of bfloat16 take what is below 2^-126 as 0.
-inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
-inline float widen(uint16_t x) { return flushed(as<float>(static_cast<uint32_t>(x) << 16)); }
-inline uint16_t narrow(float x) {
+[[gnu::always_inline]] inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.f, x) : x; }
+[[gnu::always_inline]] inline float widen(uint16_t x) { return flushed(as<float>(static_cast<uint32_t>(x) << 16)); }
+[[gnu::always_inline]] inline uint16_t narrow(float x) {
   const auto bits = as<uint32_t>(flushed(x));
   return x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
