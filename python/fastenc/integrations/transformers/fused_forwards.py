@@ -43,15 +43,15 @@ class _CallContext(NamedTuple):
     Fields:
         state: the encoder's or decoder's state.
         mask, metadata: the call's mask and its metadata, so that the encoder does not count again.
-        own_forward: whether it must take its own forward.
+        own_forward: whether the decoder must take its own forward.
         first_only: whether of each row the model reads the first token's last state alone.
         padding_reason: why the encoder must compute padding too, or None.
     """
 
     state: PatchState
-    mask: Tensor | None
-    metadata: BatchMetadata | None
-    own_forward: bool
+    mask: Tensor | None = None
+    metadata: BatchMetadata | None = None
+    own_forward: bool = False
     first_only: bool = False
     padding_reason: str | None = None
 
@@ -156,7 +156,7 @@ def _with_own_loss(model, arguments: dict, plain):
     if state is None or reason is None:
         return plain(**arguments)
     warn_once(decoder, state, reason)
-    return _in_context(_CallContext(state, None, None, own_forward=True), plain, arguments)
+    return _in_context(_CallContext(state, own_forward=True), plain, arguments)
 
 
 def _in_context(context: _CallContext, plain, arguments: dict):
@@ -204,9 +204,7 @@ def _with_own_head(
         model, arguments, metadata
     )
     first_only = reason is None and classification.reads_first_token(model, encoder, classifier)
-    context = _CallContext(
-        state, mask, metadata, own_forward=False, first_only=first_only, padding_reason=reason
-    )
+    context = _CallContext(state, mask, metadata, first_only=first_only, padding_reason=reason)
     return _in_context(context, plain, arguments)
 
 
