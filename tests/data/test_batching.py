@@ -56,6 +56,22 @@ def test_batches_by_tokens_hold_what_fits():
     assert [i for batch in ordered.epoch(0) for i in batch] == list(range(1003))
 
 
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_a_batch_is_full_with_exactly_its_tokens(batch_size):
+    """Each batch holds as many of the next examples as fit: of 6 tokens, 3 examples of 2 or one of 6."""
+    lengths = [2, 2, 2, 6, 1, 5, 1, 1, 1, 1, 1, 4, 3, 3, 6]
+    expected, free = [], (0, 0)
+    for index, length in enumerate(lengths):
+        if length <= free[0] and free[1]:
+            expected[-1].append(index)
+        else:
+            expected.append([index])
+            free = (6, batch_size or len(lengths))
+        free = (free[0] - length, free[1] - 1)
+    sampler = BatchSampler(lengths, batch_size, batch_tokens=6, shuffle=False)
+    assert list(sampler.epoch(0)) == expected
+
+
 def test_orders_longer_than_what_is_computed_at_once():
     """150,000 examples, 2^16 places computed at a time: each example comes once, from any start in the same order."""
     lengths = [DRAW.randint(3, 100) for _ in range(150_000)]
@@ -86,6 +102,15 @@ def test_groups_have_their_shares_and_no_example_comes_again_before_the_others()
     assert list(again.epoch(5, start=100)) == list(sampler.epoch(5))[100:]
 
 
+def test_shares_whose_sum_is_rounded_leave_no_example_out():
+    """Ten times 0.1 is 0.9999999999999999."""
+    groups = [Group(10 * i, 10 * i + 10, 0.1) for i in range(10)]
+    sampler = BatchSampler([1] * 100, 8, shuffle=True, groups=groups)
+    assert sum(group.share for group in groups) < 1
+    for epoch in range(2):
+        assert sorted(i for batch in sampler.epoch(epoch) for i in batch) == [*range(100)]
+
+
 def test_the_part_of_a_group_in_an_epoch_is_random_in_each_group_pass_and_run():
     """Two independent halves of 100 examples share 25, with a standard deviation of 2.5."""
     groups = [Group(0, 100, 1 / 6), Group(100, 200, 1 / 6), Group(200, 300, 4 / 6)]
@@ -98,7 +123,8 @@ def test_the_part_of_a_group_in_an_epoch_is_random_in_each_group_pass_and_run():
         return {index - start for index in order(**options) if 0 <= index - start < 100}
 
     of_group = lambda indices: [index // 100 for index in indices]
-    assert of_group(order()) != of_group(order(epoch=1))
+    for other in (order(epoch=1), order(seed=2)):
+        assert of_group(order()) != of_group(other)
     for other in (half(start=100), half(epoch=2), half(epoch=3), half(seed=2)):
         assert len(half()) == len(other) == 50
         assert abs(len(half() & other) - 25) < 5 * 2.5
@@ -114,5 +140,11 @@ def test_bad_settings_are_named():
         BatchSampler([], 2, shuffle=True)
     with pytest.raises(ValueError, match=f"longest example, of {max(LENGTHS)} tokens, got 50"):
         BatchSampler(LENGTHS, batch_tokens=50, shuffle=True)
-    with pytest.raises(ValueError, match="groups must cover all 1003 examples"):
-        BatchSampler(LENGTHS, 8, shuffle=True, groups=[Group(0, 900, 1.0)])
+    for stop, share, got in (
+        (900, 1.0, "900 examples and a sum of 1"),
+        (1004, 1.0, "1004 examples and a sum of 1"),
+        (1003, 0.99, "1003 examples and a sum of 0.99"),
+        (1003, 1.01, "1003 examples and a sum of 1.01"),
+    ):
+        with pytest.raises(ValueError, match=f"groups must cover all 1003 examples .*got {got}:"):
+            BatchSampler(LENGTHS, 8, shuffle=True, groups=[Group(0, stop, share)])
