@@ -49,6 +49,18 @@ def test_lines_come_in_smoothed_shares_each_before_any_again():
     assert listed(4)["en"] != listed(3)["en"]
 
 
+def test_a_language_alone_has_each_line_once():
+    assert list(sample_lines({"en": ["one\ntwo", "three"]})["en"]) == ["one", "two", "three"]
+
+
+def test_lines_of_translations_are_drawn_one_by_one():
+    """Two languages with equal texts do not get the same lines."""
+    small = ["\n".join(map(str, range(1000, 1100)))]
+    documents = {"a": small, "b": small, "large": small * 5}
+    drawn = {name: list(own) for name, own in sample_lines(documents).items()}
+    assert len(drawn["a"]) == len(drawn["b"]) > 100 and drawn["a"] != drawn["b"]
+
+
 def test_a_seed_gives_one_vocabulary_in_every_process():
     code = (
         "from fastenc.data import sample_lines, train_tokenizer\n"
@@ -121,8 +133,20 @@ def test_files_of_languages(tmp_path):
     (tmp_path / "fr" / "a.txt").write_text("un")
     (tmp_path / "fr" / "a.md").write_text("non")
     (tmp_path / "en.txt").write_text("one")
-    files = language_files([f"fr={tmp_path / 'fr'}", f"en={tmp_path / 'en.txt'}"])
-    assert read_languages(files) == {"fr": ["un", "deux"], "en": ["one"]}
+    (tmp_path / "fr" / "more").mkdir()
+    (tmp_path / "fr" / "more" / "c.txt").write_text("trois")
+    (tmp_path / "x=y.txt").write_text("two")
+    named = {"fr": ["fr"], "en": ["en.txt", "x=y.txt"]}
+    files = language_files([f"{name}={tmp_path / each}" for name in named for each in named[name]])
+    assert read_languages(files) == {"fr": ["un", "deux", "trois"], "en": ["one", "two"]}
+
+
+def test_a_saved_data_set_of_a_language_is_read(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(str(tmp_path / "saved"))
+    files = language_files([f"en={tmp_path / 'saved'}"])
+    assert read_languages(files) == {"en": ["one", "two"]}
 
 
 def test_bad_input_is_named(tmp_path):
