@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastenc.objectives import OBJECTIVES
-from fastenc.objectives.loss_terms import count_items, loss_terms
+from fastenc.objectives.loss_terms import loss_terms
 from fastenc.train.log import read_log
 from tests.helpers import ROOT, objective_memory
 from tests.helpers.training_run import (
@@ -22,6 +22,22 @@ from tests.helpers.training_run import (
 
 # ul2 trains as span-corruption does, on other spans, which have tests of their own.
 EVERY = pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "ul2"])
+
+
+def labelled_tokens(arguments):
+    return int((arguments["labels"] != -100).sum())
+
+
+def all_tokens(arguments):
+    return arguments["batch"].cu_seqlens[-1].item()
+
+
+# What each part of a loss is a mean over.
+ITEMS = {
+    **dict.fromkeys(("loss", "mlm", "kl", "sbo"), labelled_tokens),
+    **dict.fromkeys(("rtd", "cosine"), all_tokens),
+    "pair": lambda arguments: arguments["batch"].num_sequences,
+}
 
 
 @EVERY
@@ -46,8 +62,9 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
     counts: list = []
     for serial, indices in enumerate(windows[0]):
         arguments = trainer.collate([trainer.examples[i] for i in indices], serial)
-        counts.append(count_items(trainer.collate, arguments))
-        for part, (mean, weight) in loss_terms(reference.train()(**arguments)).items():
+        terms = loss_terms(reference.train()(**arguments))
+        counts.append({part: ITEMS[part](arguments) for part in terms})
+        for part, (mean, weight) in terms.items():
             sums[part] = sums.get(part, 0) + weight * mean * counts[-1][part]
     assert all(counts[0][part] != counts[1][part] for part in sums)
     loss = sum(total / sum(count[part] for count in counts) for part, total in sums.items())
