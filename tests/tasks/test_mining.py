@@ -223,7 +223,7 @@ def test_the_command_passes_its_options_on(folder, tmp_path):
         for name, value in (chosen | prompts).items()
         for word in (f"--{name.replace('_', '-')}", value)
     ]
-    run("mine", folder / "vectors", pairs, "-o", rows, *flags)
+    printed = run("mine", folder / "vectors", pairs, "-o", rows, *flags)
     encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
     mined = mine_hard_negatives(encoder, PAIRS, (), Mining(**chosen), **prompts)
     expected = [
@@ -239,6 +239,7 @@ def test_the_command_passes_its_options_on(folder, tmp_path):
         for negative, low in zip(each.negatives, each.negative_scores, strict=True)
     ]
     assert [json.loads(line) for line in rows.read_text().splitlines()] == expected
+    assert ": 24 of 24 negatives for 12 queries" in printed
     for left_out in (*chosen, *prompts):
         fewer, texts = (
             {name: value for name, value in each.items() if name != left_out}
@@ -315,6 +316,21 @@ def test_a_limit_of_zero_is_a_limit(folder, limit):
         assert one.negatives == [text for text, low in scored if kept(low, worst)]
     counts = [len(each.negatives) for each in limited]
     assert 0 < sum(counts) < 38 * len(counts)
+
+
+def test_a_score_on_a_limit_is_kept(folder):
+    encoder = fastenc.Encoder.from_pretrained(folder / "vectors")
+    mine = lambda **limit: mine_hard_negatives(
+        encoder, PAIRS[:1], TEXTS, Mining(num_negatives=40, candidates=40, **limit)
+    )
+    ((_, _, texts, _, scores),) = mine()
+    middle = scores[20]
+    for limit, kept in (
+        ("max_score", [score <= middle for score in scores]),
+        ("min_score", [score >= middle for score in scores]),
+    ):
+        ((_, _, negatives, _, _),) = mine(**{limit: middle})
+        assert negatives == [text for text, is_kept in zip(texts, kept, strict=True) if is_kept]
 
 
 def test_from_files_to_training_data(folder, tmp_path, capsys):
