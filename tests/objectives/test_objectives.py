@@ -11,12 +11,15 @@ import torch
 
 from fastenc.objectives import OBJECTIVES
 from fastenc.objectives.loss_terms import loss_terms
+from fastenc.train import ObjectiveOptions
 from fastenc.train.log import read_log
 from tests.helpers import ROOT, objective_memory
 from tests.helpers.training_run import (
     assert_bitwise_equal,
     build_objective,
+    documents,
     small_model,
+    tokenizer_of,
     weights,
 )
 
@@ -74,6 +77,28 @@ def test_each_part_is_a_mean_over_all_of_its_items(name, tmp_path):
     logged = read_log(tmp_path / "log.jsonl")[0]
     assert logged["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert all(part in logged for part in sums)
+
+
+@pytest.mark.parametrize("name", [n for n, each in OBJECTIVES.items() if not each.has_decoder])
+def test_the_seed_and_the_options_reach_the_masks(name):
+    tokenizer = tokenizer_of(name)
+
+    def masked(step=0, seed=0, **options):
+        given = ObjectiveOptions(name, block_size=32, **options)
+        blocks = given.pack(documents(40), tokenizer)
+        arguments = given.collator(tokenizer, blocks, seed)(blocks, step)
+        labelled = arguments["labels"] != -100
+        words = labelled | (arguments["batch"].input_ids > tokenizer.token_to_id("[MASK]"))
+        return labelled, labelled.sum() / words.sum()
+
+    first, share = masked()
+    assert torch.equal(masked()[0], first)
+    for other in ({"seed": 1}, {"step": 1}, {"seed": 1, "static": True}):
+        assert not torch.equal(masked(**other)[0], masked(static="static" in other)[0])
+    assert share == pytest.approx(0.15, abs=0.05)
+    assert masked(probability=0.6)[1] == pytest.approx(0.6, abs=0.05)
+    if "+" not in name:  # the segments of pairs change
+        assert torch.equal(masked(static=True)[0], masked(step=1, static=True)[0])
 
 
 @EVERY
