@@ -559,6 +559,17 @@ def test_texts_with_the_same_tokens_have_the_same_number(tokenizer):
         assert other[:2] == (cat, dog) and len({dog, cat, dogs, other[2]}) == 4
 
 
+def test_a_prompt_is_put_before_each_text_and_cut_with_it(tokenizer):
+    data = TextPairs([("a dog", "a cat", "dogs"), ("two cats", "a dog", "a cat runs")], [])
+    for length in (4, 6, 64):
+        examples = encode_pairs(data, tokenizer, length, ("dogs: ", "cats: "))
+        for (text, *others), example in zip(data.texts, examples, strict=True):
+            prompted = [f"dogs: {text}", *(f"cats: {other}" for other in others)]
+            whole = [tokenizer.encode(each).ids for each in prompted]
+            cut = (ids if len(ids) <= length else [*ids[: length - 1], ids[-1]] for ids in whole)
+            assert example.texts == tuple(cut)
+
+
 @pytest.mark.parametrize(
     "file,message",
     [
@@ -638,6 +649,9 @@ def test_scores_are_shares_of_the_highest(tables):
     assert SentenceEmbedding(similarity="score", highest_similarity=2.0).read(
         tables / "low.tsv"
     ).scores == [0.5]
+    (tables / "low.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t-6\n")
+    with pytest.raises(ValueError, match=r"line 2: the absolute value .* at most 5.0, .*got -6.0"):
+        task.read(tables / "low.tsv", train)
 
 
 def test_minilm_ranks_sts_pairs_as_it_is_known_to(data_dir, tmp_path):
