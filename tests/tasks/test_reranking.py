@@ -13,6 +13,7 @@ from torch import nn
 import fastenc
 from fastenc.adapt import freeze_encoder
 from fastenc.data import train_tokenizer
+from fastenc.data.ranking import read_ranking
 from fastenc.models import CrossEncoder, EncoderConfig
 from fastenc.models.heads.relevance_losses import LIST_LOSSES
 from fastenc.tasks import Reranking, SparseEmbedding, task_of
@@ -366,6 +367,16 @@ def test_cached_features_are_the_first_vector_of_each_pair(loss, base, tmp_path)
     assert read_log(tmp_path / "run" / "log.jsonl")[0]["loss"] == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.parametrize(("quoting", "text"), [("csv", 'a "b" c'), ("none", '"a ""b"" c"')])
+def test_quotes_of_a_table_are_read_as_asked_for(quoting, text, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text('query\tdocument\tlabel\nq\t"a ""b"" c"\t1\n')
+    task = Reranking(quoting=quoting)
+    inputs, (part,) = task.read_inputs(path), task.input_parts(path, 5)
+    for data in (task.read(path), inputs, part):
+        assert data.documents == [[text]]
+
+
 def test_errors(base, tmp_path, monkeypatch):
     for options, message in (
         ({"loss": "hinge"}, "loss must be one of binary-cross-entropy"),
@@ -386,8 +397,15 @@ def test_errors(base, tmp_path, monkeypatch):
     fails("must be from 0 to 1, got -0.5", {**row, "label": -0.5})
     fails("no query has two documents with different labels", row, loss="listnet")
     fails("must hold a list with a number for each of the 2", {**row, "document": ["b", "c"]})
-    fails("must hold a text or a list of texts, got 3", {**row, "document": 3})
+    several = {**row, "document": ["b", "c"]}
+    fails(r"a number for each of the 2 documents, got \[1, 0, 0\]", several | {"label": [1, 0, 0]})
+    for wrong in (3, [], ["b", 3]):
+        message = f"line 2: .* must hold a text or a list of texts, got {re.escape(str(wrong))}:"
+        fails(message, row, {**row, "document": wrong})
     model = CrossEncoder.from_pretrained(base)
+    path.write_text("".join(json.dumps(row | {"query": text}) + "\n" for text in ("a", "\u200d")))
+    with pytest.raises(ValueError, match="line 2 has no tokens"):
+        Reranking().encode(read_ranking(path, document="query"), model)
     fails("must be whole numbers.*got 0.5", row, {**row, "label": 0.5}, train=model)
     fails("no label above 0", {**row, "label": 0}, train=model)
     monkeypatch.setitem(__import__("sys").modules, "pytrec_eval", None)
