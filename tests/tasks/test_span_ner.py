@@ -273,6 +273,7 @@ def test_the_offset_is_the_best_of_the_dev_set(untrained):
             other = SpanNer(null_offset=offset)
             assert other.evaluate(untrained, data, examples)["f1"] <= chosen["f1"]
             assert other.calibrate(untrained, data, examples) == {}
+        assert SpanNer(null_offset=0.0).evaluate(untrained, data, examples) == before
     finally:
         untrained.null_offset = 0.0
 
