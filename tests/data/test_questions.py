@@ -99,6 +99,13 @@ def test_best_threshold_answers_questions_of_equal_scores_together():
     assert best_threshold(questions, dict.fromkeys("abc", "Ada"), scores) < 0.5
 
 
+def test_best_threshold_lies_half_way_between_answered_and_unanswered():
+    answered = [Question(id, "?", CONTEXT, [Answer(0, "Ada")]) for id in "ab"]
+    questions = [*answered, Question("c", "?", CONTEXT, []), Question("d", "?", CONTEXT, [])]
+    scores = {"a": -2.0, "b": -1.0, "c": 2.0, "d": 3.0}
+    assert best_threshold(questions, dict.fromkeys("abcd", "Ada"), scores) == 0.5
+
+
 def test_best_threshold_counts_an_empty_prediction_as_no_answer():
     """evaluate-v2.0's find_best_thresh: without an answer, only ``if preds[qid]`` makes it wrong."""
     questions = [Question("a", "?", CONTEXT, []), Question("b", "?", CONTEXT, [Answer(0, "Ada")])]
