@@ -118,6 +118,17 @@ def test_who_reads_other_tokens_gets_their_states(change, before):
         close(read(patched, batch), wanted)
 
 
+def test_gradients_of_the_last_state():
+    """Of hidden_states[-1], which explanations of a decision read."""
+    theirs, batch = model("bert", CLASSIFIER), padded_batch("bert", (9, 9))
+    gradients = []
+    for each in (theirs, fastenc.patch(copy.deepcopy(theirs))):
+        output = each(**batch, output_hidden_states=True)
+        gradients += torch.autograd.grad(output.logits.square().sum(), output.hidden_states[-1])
+    assert gradients[0].any()
+    close(*gradients)
+
+
 def test_a_reranker_of_sentence_transformers(tmp_path):
     from sentence_transformers import CrossEncoder
 

@@ -13,7 +13,6 @@ from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
-from fastenc.nn.layer_inputs import rows_of
 from fastenc.nn.stack import run_stack
 from fastenc.ops import dispatch, unpack
 from fastenc.ops.derivatives import in_forward_mode
@@ -185,10 +184,12 @@ def run(
     Args:
         wanted: numbers of the states to keep, or None.
         choose: returns the indices of the tokens whose last state is read. After its attention the last layer computes
-            these only, unless all its states are wanted. None: all tokens.
+            these only. None, or if the last state is wanted: all tokens.
         keep_padding: encode padding too, as tokens that nobody sees.
     """
     wanted = wanted or frozenset()
+    if live.config.num_layers in wanted:
+        choose = None
     inputs, mask = inputs_of(arguments), arguments.get("attention_mask")
     ids = arguments.get("input_ids")
     if ids is None:
@@ -210,7 +211,6 @@ def run(
     modules = reading.stack_modules(live.frozen.current())
     kept: list[Tensor | None] = []
     output_tokens = None if choose is None else choose(batch)
-    keeps_last = live.config.num_layers in wanted
     states = run_stack(
         x,
         batch.cu_seqlens,
@@ -219,13 +219,13 @@ def run(
         modules,
         padded_length=inputs.shape[1],
         global_tokens=_global_tokens(batch, live, arguments, metadata),
-        output_tokens=None if keeps_last else output_tokens,
+        output_tokens=output_tokens,
         key_bias=key_bias,
     )
     for number, state in enumerate(states):
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)
-    last = state.to(dtype) if kept[-1] is None else rows_of(kept[-1], output_tokens)
+    last = state.to(dtype) if kept[-1] is None else kept[-1]
     return PackedRun(last, tuple(kept), batch, tied_weight, output_tokens)
 
 
@@ -266,7 +266,7 @@ def output(
     fields: dict[str, Any] = {"last_hidden_state": hidden}
     if getattr(model, "pooler", None) is not None:
         fields["pooler_output"] = live.architecture.live_pooled(model, hidden)
-    states = padded_states(packed, None if chosen else hidden, wanted)
+    states = padded_states(packed, hidden, wanted)
     if states is not None:
         fields["hidden_states"] = states
     result = live.output_class(**fields)

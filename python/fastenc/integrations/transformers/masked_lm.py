@@ -87,7 +87,7 @@ def forward(
     labels = arguments.pop("labels", None)
     wanted = base_model.wanted_states(encoder, live, arguments)
     choose = None
-    # Without metadata the head runs on all rows, because counting the labelled ones would wait for the device.
+    # Without metadata the encoder returns all rows, because counting the labelled ones would wait for the device.
     if labels is not None and labelled_logits_only and metadata is not None:
         choose = partial(_labelled_tokens, labels, metadata.labelled)
     packed = base_model.run(encoder, live, reading, arguments, metadata, wanted, choose)
