@@ -78,6 +78,11 @@ def with_own_forward(classifier):
     return classifier, lambda each, batch: each(**batch)
 
 
+def with_other_pooling(classifier):
+    classifier.config.classifier_pooling = "mean"
+    return classifier, lambda each, batch: each(**batch).logits
+
+
 def with_states(classifier):
     return MeanOfStates(classifier), lambda each, batch: each(**batch)
 
@@ -101,15 +106,24 @@ def alone(classifier):
 
 
 @pytest.mark.parametrize(
-    "change", [with_own_head, with_own_forward, with_states, with_hook, with_hook_of_head, alone]
+    "change, family",
+    [
+        (with_own_head, "roberta"),
+        (with_own_forward, "roberta"),
+        (with_other_pooling, "modernbert"),
+        (with_states, "roberta"),
+        (with_hook, "roberta"),
+        (with_hook_of_head, "roberta"),
+        (alone, "roberta"),
+    ],
 )
 @pytest.mark.parametrize("before", [True, False], ids=["before the patch", "after it"])
-def test_who_reads_other_tokens_gets_their_states(change, before):
-    batch = padded_batch("roberta", (9, 9))
-    theirs, read = change(model("roberta", CLASSIFIER))
+def test_who_reads_other_tokens_gets_their_states(change, family, before):
+    batch = padded_batch(family, (9, 9))
+    theirs, read = change(model(family, CLASSIFIER))
     with torch.no_grad():
         wanted = read(theirs, batch)
-    patched = model("roberta", CLASSIFIER)
+    patched = model(family, CLASSIFIER)
     if not before:
         fastenc.patch(patched)(**batch)
     patched, read = change(patched)

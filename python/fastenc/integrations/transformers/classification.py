@@ -9,8 +9,21 @@ from fastenc.integrations.transformers.live_head import LiveHead
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+POOLING = "classifier_pooling"  # a switch of the configuration that some heads read in every call
 
-def live_head(model: "PreTrainedModel", live: LiveEncoder) -> LiveHead | None:
+
+class LiveClassifier(LiveHead):
+    """A live model's head that reads the first token alone.
+
+    Attributes: pooling: the switch's value with which it does so, or None without one.
+    """
+
+    def __init__(self, model: "PreTrainedModel", live: LiveEncoder):
+        super().__init__(model)
+        self.pooling = live.config.extra.get(POOLING)
+
+
+def live_head(model: "PreTrainedModel", live: LiveEncoder) -> LiveClassifier | None:
     """What :func:`fastenc.patch` stores for a head that reads the first token alone; None for another head."""
     architecture = live.architecture
     reads_first = (
@@ -18,13 +31,15 @@ def live_head(model: "PreTrainedModel", live: LiveEncoder) -> LiveHead | None:
         and type(model).__name__ == f"{architecture.class_prefix}ForSequenceClassification"
         and architecture.classifier_pooling(live.config) == "cls"
     )
-    return LiveHead(model) if reads_first else None
+    return LiveClassifier(model, live) if reads_first else None
 
 
 def reads_first_token(
-    model: "PreTrainedModel", encoder: "PreTrainedModel", head: LiveHead | None
+    model: "PreTrainedModel", encoder: "PreTrainedModel", head: LiveClassifier | None
 ) -> bool:
     """Whether the first token's state is all that the head reads, and no hook reads more."""
     if head is None or has_hooks(encoder) or has_hooks(model.base_model):
+        return False
+    if getattr(model.config, POOLING, None) != head.pooling:
         return False
     return head.unsupported_reason(model) is None

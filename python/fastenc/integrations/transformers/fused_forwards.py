@@ -23,7 +23,6 @@ from fastenc.integrations.transformers.batch_metadata import (
 )
 from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
-from fastenc.integrations.transformers.live_head import LiveHead
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.integrations.transformers.patch_state import (
     PatchState,
@@ -192,7 +191,7 @@ def _with_own_head(
     arguments: dict,
     metadata: BatchMetadata | None,
     plain,
-    classifier: LiveHead | None = None,
+    classifier: classification.LiveClassifier | None = None,
 ):
     """The model's own forward, whose encoder may run fused. classifier: a head that reads the first token alone."""
     encoder = encoder_in(model)
