@@ -132,6 +132,21 @@ def test_who_reads_other_tokens_gets_their_states(change, family, before):
         close(read(patched, batch), wanted)
 
 
+def test_who_calls_the_patched_forward_of_the_encoder_gets_their_states():
+    theirs, batch = model("roberta", CLASSIFIER), padded_batch("roberta", (9, 9))
+    patched = fastenc.patch(copy.deepcopy(theirs))
+    ours, seen = patched.roberta.forward, []
+
+    def recorded(*arguments, **options):
+        seen.append(ours(*arguments, **options))
+        return seen[-1]
+
+    patched.roberta.forward = recorded
+    with torch.no_grad():
+        close(patched(**batch).logits, theirs(**batch).logits)
+        close(seen[0].last_hidden_state, theirs.roberta(**batch).last_hidden_state)
+
+
 def test_gradients_of_the_last_state():
     """Of hidden_states[-1], which explanations of a decision read."""
     theirs, batch = model("bert", CLASSIFIER), padded_batch("bert", (9, 9))

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fastenc.integrations.transformers.bound_forward import BoundForward
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_head import LiveHead
@@ -37,9 +38,11 @@ def live_head(model: "PreTrainedModel", live: LiveEncoder) -> LiveClassifier | N
 def reads_first_token(
     model: "PreTrainedModel", encoder: "PreTrainedModel", head: LiveClassifier | None
 ) -> bool:
-    """Whether the first token's state is all that the head reads, and no hook reads more."""
+    """Whether the first token's state is all that the head reads, and nothing around the encoder reads more."""
     if head is None or has_hooks(encoder) or has_hooks(model.base_model):
         return False
+    if not isinstance(encoder.__dict__.get("forward"), BoundForward):
+        return False  # a forward of the user, which may call ours
     if getattr(model.config, POOLING, None) != head.pooling:
         return False
     return head.unsupported_reason(model) is None
