@@ -68,6 +68,22 @@ def with_own_head(classifier):
     return classifier, lambda each, batch: each(**batch).logits
 
 
+class MeanPooler(nn.Module):
+    def forward(self, states):
+        return states.mean(1)
+
+
+def with_own_pooler(classifier):
+    classifier.bert.pooler = MeanPooler()
+    return classifier, lambda each, batch: each(**batch).logits
+
+
+def with_hook_of_pooler(classifier):
+    seen = []
+    classifier.bert.pooler.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    return classifier, lambda each, batch: (each(**batch), seen.pop())[1].mean(1)
+
+
 def with_own_forward(classifier):
     class Own(type(classifier)):
         def forward(self, **batch):
@@ -109,6 +125,8 @@ def alone(classifier):
     "change, family",
     [
         (with_own_head, "roberta"),
+        (with_own_pooler, "bert"),
+        (with_hook_of_pooler, "bert"),
         (with_own_forward, "roberta"),
         (with_other_pooling, "modernbert"),
         (with_states, "roberta"),

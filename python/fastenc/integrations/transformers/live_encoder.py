@@ -249,6 +249,8 @@ class LiveEncoder:
     def _weighted(self, model: "PreTrainedModel") -> tuple[tuple[Any, torch.Size], ...]:
         weighted = []
         for name, paths in self._names.items():
+            if name == POOLER:
+                continue  # it is called
             for path in paths:
                 live, expected = _found(model, path), _found(self._expected, path)
                 is_norm = name.endswith("norm") and getattr(expected, "weight", None) is not None

@@ -1,9 +1,12 @@
-"""Checks that what a live model of transformers has around its encoder is as in a new model of its class."""
+"""Checks that what a live model of transformers has around its layers is as in a new model of its class."""
 
 import copy
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from fastenc.integrations.transformers.hooks import forward_reason
+from fastenc.integrations.transformers.live_encoder import POOLER
 from fastenc.integrations.transformers.live_model import (
     Allowed,
     Snapshot,
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LiveHead:
-    """The head of a live model: its forward, and the modules outside of its encoder."""
+    """The head of a live model: its forward, the modules outside of its encoder, and the encoder's pooler."""
 
     def __init__(self, model: "PreTrainedModel"):
         self.expected = new_of_same_class(model)
@@ -33,11 +36,13 @@ class LiveHead:
         last = self._last
         if last is not None and last[0].is_current():
             return last[1]
-        inside = set(model.base_model.modules())
+        # The rest of the encoder is compared by its LiveEncoder.
+        encoder, pooler = model.base_model, _pooler(model)
+        inside = set(encoder.modules()) - {encoder, *pooler.modules()}
         snapshot = Snapshot([module for module in model.modules() if module not in inside])
-        # The encoder is compared by its LiveEncoder.
-        encoder = frozenset({model.base_model_prefix})
-        reason = first_difference(model, self.expected, Allowed(called=encoder))
+        called = Allowed(called=frozenset({model.base_model_prefix}))
+        reason = first_difference(model, self.expected, called)
+        reason = reason or first_difference(pooler, _pooler(self.expected), Allowed(), POOLER)
         self._last = snapshot, reason
         return reason
 
@@ -46,3 +51,9 @@ class LiveHead:
 
     def __deepcopy__(self, memo: dict) -> "LiveHead":
         return copy.copy(self)  # __getstate__ leaves out the modules that were compared
+
+
+def _pooler(model: "PreTrainedModel") -> nn.Module:
+    """The encoder's pooler, or an empty module in its place."""
+    pooler = getattr(model.base_model, POOLER, None)
+    return nn.Identity() if pooler is None else pooler
