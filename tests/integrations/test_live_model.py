@@ -537,6 +537,32 @@ def test_a_forward_that_was_replaced_before_patch_is_called(task, which):
     assert vars(fastenc.unpatch(ours).get_submodule(which))["forward"] is replaced
 
 
+@pytest.mark.parametrize(
+    "family, task, name",
+    [
+        ("bert", "Model", "BertIntermediate"),
+        ("bert", "ForSequenceClassification", "BertForSequenceClassification"),
+        ("roberta", "ForSequenceClassification", "RobertaClassificationHead"),
+    ],
+)
+def test_a_class_whose_forward_is_replaced_between_calls(family, task, name, monkeypatch):
+    theirs, batch = model(family, task), padded_batch(family, (9, 9))
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    ours(**batch)
+    replaced = next(type(m) for m in theirs.modules() if type(m).__name__ == name)
+    own = replaced.forward
+
+    def forward(module, *inputs, **batch):
+        if batch:
+            return (module.bert(**batch)[0].mean(1),)
+        return 2 * own(module, *(x.mean(-2, keepdim=True) for x in inputs))
+
+    monkeypatch.setattr(replaced, "forward", forward)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an encoder takes its own forward
+        torch.testing.assert_close(ours(**batch)[0], theirs(**batch)[0], rtol=0, atol=1e-5)
+
+
 def test_a_class_whose_forward_was_replaced(monkeypatch):
     """Libraries replace the forward of transformers' classes, or the classes themselves, in its modules."""
     from transformers.models.bert import modeling_bert

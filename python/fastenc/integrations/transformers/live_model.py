@@ -313,14 +313,15 @@ def weight_difference(module: Any, shape: torch.Size) -> str | None:
 
 
 class Snapshot:
-    """The attributes, submodules, hooks and buffers of modules at one moment.
+    """The attributes, submodules, hooks and buffers of modules, and the forwards of their classes, at one moment.
 
     It is compared in every forward, so the comparison uses built-in functions instead of Python loops where it can.
     """
 
     def __init__(self, modules: Iterable[nn.Module]):
         self._modules = [module for module in modules if not isinstance(module, FrozenWeights)]
-        self._types = list(map(type, self._modules))
+        self._types: list[type[nn.Module]] = list(map(type, self._modules))
+        self._forwards = {each: each.forward for each in self._types}
         self._attributes = [module.__dict__ for module in self._modules]
         self._attributes_then = [_with_copied_lists(each) for each in self._attributes]
         self._children = [module._modules for module in self._modules]
@@ -344,6 +345,7 @@ class Snapshot:
                 and not any(self._no_hooks)
                 and self._hooks == self._hooks_then
                 and list(map(type, self._modules)) == self._types
+                and all(each.forward is forward for each, forward in self._forwards.items())
                 and all(
                     buffers.get(key) is buffer and contents.are_those_of(buffer)
                     for buffers, key, buffer, contents in self._buffers
