@@ -165,6 +165,21 @@ def test_who_calls_the_patched_forward_of_the_encoder_gets_their_states():
         close(seen[0].last_hidden_state, theirs.roberta(**batch).last_hidden_state)
 
 
+def test_a_users_class_of_the_same_name_may_take_more_than_a_configuration():
+    from transformers import BertForSequenceClassification as Theirs
+
+    class BertForSequenceClassification(Theirs):
+        def __init__(self, config, weight):
+            super().__init__(config)
+            self.weight = weight
+
+    batch = padded_batch("bert")
+    classifier = BertForSequenceClassification(model("bert", CLASSIFIER).config, 0.5).eval()
+    with torch.no_grad():
+        wanted = classifier(**batch).logits
+        close(fastenc.patch(classifier)(**batch).logits, wanted)
+
+
 def test_gradients_of_the_last_state():
     """Of hidden_states[-1], which explanations of a decision read."""
     theirs, batch = model("bert", CLASSIFIER), padded_batch("bert", (9, 9))

@@ -29,6 +29,7 @@ def live_head(model: "PreTrainedModel", live: LiveEncoder) -> LiveClassifier | N
     architecture = live.architecture
     reads_first = (
         architecture.classifier is not None
+        and type(model).__module__.startswith("transformers.")
         and type(model).__name__ == f"{architecture.class_prefix}ForSequenceClassification"
         and architecture.classifier_pooling(live.config) == "cls"
     )
