@@ -48,6 +48,25 @@ def test_states_are_those_of_the_model(family):
         assert torch.equal(ours, visited[1])
 
 
+@pytest.mark.parametrize("family", ["bert", "albert", "big_bird"])
+@torch.no_grad()
+def test_first_states_through_the_models_pooler(family):
+    theirs, _, encoder = with_encoder(family)
+    batch = padded_batch(family)
+    expected = theirs(**batch)
+    first = encoder.first_states(packed(batch))
+    torch.testing.assert_close(first, expected.last_hidden_state[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        encoder.pool_first(first), expected.pooler_output, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_an_encoder_without_a_pooler_pools_no_first_states():
+    _, _, encoder = with_encoder("modernbert")
+    with pytest.raises(ValueError, match="an encoder with a pooler, got one without"):
+        encoder.pool_first(torch.ones(1, 32))
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "t5"])
 def test_gradients_reach_the_model(family):
     theirs, patched, encoder = with_encoder(family)

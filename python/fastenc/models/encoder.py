@@ -223,6 +223,10 @@ class Encoder(LayerStack, PretrainedModel):
             raise ValueError(
                 "pool_first is for an encoder with a pooler, got one without: read first_states"
             )
+        return self._through_pooler(states)
+
+    def _through_pooler(self, states: Tensor) -> Tensor:
+        assert self.pooler is not None  # pool_first() has seen it
         pooled, parts = project(states, self.pooler), self.adapted.parts_in_use()
         return torch.tanh(pooled + parts["pooler"](states) if "pooler" in parts else pooled)
 

@@ -18,7 +18,6 @@ from fastenc.nn.embeddings import AddedRows, embed, normalised_words
 from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights
-from fastenc.nn.pooling import pool
 from fastenc.nn.stack import StackModules, StackSpec
 from fastenc.packing import PackedBatch
 from fastenc.text.tokenizer_like import TokenizerLike
@@ -113,11 +112,12 @@ class PatchedEncoder(Encoder):
     def layer_adaptations(self) -> list[LayerAdaptation | None]:
         return FrozenOwner(self.model, self.live).layer_adaptations()
 
-    def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor | None:
-        if getattr(self.model, "pooler", None) is None or not batch.num_sequences:
-            return None
-        first = pool(x, batch.cu_seqlens, "cls")
-        return self.live.architecture.live_pooled(self.model, first[:, None])
+    @property
+    def pooler(self) -> Any:  # type: ignore[override]
+        return getattr(self.model, "pooler", None)
+
+    def _through_pooler(self, states: Tensor) -> Tensor:
+        return self.live.architecture.live_pooled(self.model, states[:, None])
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the adaptation in use, as every :class:`fastenc.Encoder` does; without one, the model itself."""
