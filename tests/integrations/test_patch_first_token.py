@@ -191,6 +191,18 @@ def test_gradients_of_the_last_state():
     close(*gradients)
 
 
+def test_of_labelled_tokens():
+    """A masked LM whose logits of labelled tokens alone are requested."""
+    theirs, batch = model("bert", "ForMaskedLM"), padded_batch("bert")
+    patched = fastenc.patch(theirs, labelled_logits_only=True)
+    labels = torch.full_like(batch["input_ids"], -100)
+    none = flops(patched, batch, labels=labels)
+    every = flops(patched, batch, labels=labels, output_hidden_states=True)
+    labels[:, 0] = 5
+    first = flops(patched, batch, labels=labels)
+    assert none < first < every
+
+
 def test_a_reranker_of_sentence_transformers(tmp_path):
     from sentence_transformers import CrossEncoder
 

@@ -109,3 +109,13 @@ def test_what_has_no_decoder_says_so(tmp_path):
         match=r"^mask_decoder needs .* lacks embeddings\.position_embeddings\.weight: leave",
     ):
         MaskedLM.from_pretrained(tmp_path, mask_decoder=True)
+
+
+def test_the_loss_is_that_of_the_labelled_tokens(tmp_path):
+    original_files("deberta-v2", tmp_path)
+    batch = padded_batch("deberta-v2")
+    packed = pack(batch["input_ids"], batch["attention_mask"])
+    ours = MaskedLM.from_pretrained(tmp_path, mask_decoder=True).eval()
+    labels = packed.input_ids.where(torch.arange(packed.total_tokens) % 7 == 3, -100)
+    expected = torch.nn.functional.cross_entropy(ours(packed).logits, labels)
+    torch.testing.assert_close(ours(packed, labels).loss, expected)

@@ -8,13 +8,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastenc
 from fastenc.adapt import PromptTuning, add_adaptation
-from fastenc.models import Encoder, EncoderConfig
+from fastenc.models import (
+    Encoder,
+    EncoderConfig,
+    MaskedLM,
+    SequenceClassifier,
+    SpanClassifier,
+    encoder,
+)
+from fastenc.objectives.nsp import PairMaskedLM
 from fastenc.ops import flops  # noqa: F401  (registers the formulas)
 from fastenc.packing import PackedBatch, first_tokens, last_tokens, pack_sequences
 from tests.helpers.checkpoints import close, save
 from tests.helpers.compiled import compiled_once
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import ENCODERS, model
+from tests.helpers.families import ENCODERS, config, model
 from tests.helpers.family_examples import Example, assert_same_results
 
 EVERY_ENCODER = pytest.mark.parametrize("family", ENCODERS)
@@ -91,6 +99,76 @@ def test_the_last_layer_computes_no_other_tokens(way):
     assert every - some == (batch.total_tokens - len(tokens)) * of_each
 
 
+def models_that_read_some_tokens() -> dict[str, tuple]:
+    """For each a call, and the number of the tokens that it reads."""
+    bert, batch = EncoderConfig(97, 64, 2, 2, 96, 40), long_batch()
+    of_family = lambda family: EncoderConfig.from_hf(
+        config(family).to_dict() | {"max_position_embeddings": 64}
+    )
+    labels = batch.input_ids.where(torch.arange(batch.total_tokens) % 7 == 3, -100)
+    texts, labelled = batch.num_sequences, int((labels != -100).sum())
+    spans = torch.arange(texts)
+    words = dict(
+        word_rows=first_tokens(batch) + 1, windows=spans[:, None], starts=spans, ends=spans
+    )
+    first = lambda model: model(batch)
+    return {
+        "through the pooler": (SequenceClassifier(bert), first, texts),
+        "first token": (SequenceClassifier(of_family("roberta")), first, texts),
+        "last token": (SequenceClassifier(of_family("qwen3")), first, texts),
+        "vectors": (Encoder(bert), lambda model: model.pooled_vectors(batch, "cls"), texts),
+        "words": (
+            SpanClassifier(bert, label_names=["X"], max_span_words=1),
+            lambda model: model(batch, **words),
+            texts,
+        ),
+        "masked LM": (MaskedLM(bert), lambda model: model(batch, labels), labelled),
+        "pairs": (
+            PairMaskedLM(bert),
+            lambda model: model(batch, labels, pair_labels=spans % 2),
+            texts + labelled,
+        ),
+    }
+
+
+@needs_cpp
+@pytest.mark.parametrize("name", models_that_read_some_tokens())
+def test_models_tell_the_encoder_which_tokens_they_read(name, monkeypatch):
+    seen, run_stack = [], encoder.run_stack
+
+    def recorded(*arguments, output_tokens=None, **options):
+        seen.append(output_tokens)
+        return run_stack(*arguments, output_tokens=output_tokens, **options)
+
+    monkeypatch.setattr(encoder, "run_stack", recorded)
+    read, call, tokens = models_that_read_some_tokens()[name]
+    call(read)
+    assert [len(each) for each in seen] == [tokens]
+
+
+def test_a_text_without_tokens_has_no_first_token():
+    config = EncoderConfig(97, 64, 2, 2, 96, 40)
+    batch = pack_sequences([[5, 6], [], [7]])
+    labels = torch.tensor([-100, 6, -100])
+    message = "an empty sequence has nothing to pool, got one at index 1"
+    for call in (
+        lambda: Encoder(config).first_states(batch),
+        lambda: PairMaskedLM(config)(batch, labels, pair_labels=torch.zeros(3).long()),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@torch.no_grad()
+def test_of_an_encoder_with_one_layer_and_a_convolution():
+    values = config("deberta-v2").to_dict() | dict(num_hidden_layers=1, conv_kernel_size=3)
+    encoder, batch = Encoder(EncoderConfig.from_hf(values)).eval(), long_batch()
+    tokens = first_tokens(batch) + 1
+    assert encoder.convolution is not None
+    whole = encoder(batch).last_hidden_state
+    close(encoder(batch, output_tokens=tokens).last_hidden_state, whole[tokens])
+
+
 @needs_cpp
 @torch.no_grad()
 def test_the_states_have_the_same_bits():
@@ -123,6 +201,9 @@ def test_with_a_prompt_states_of_every_layer_and_stored_states(mix):
         assert some.pooled is None
         alone = encoder(batch, output_tokens=tokens).last_hidden_state
         close(alone, whole.last_hidden_state[tokens])
+        visited = {}
+        encoder(batch, output_tokens=tokens, visit=visited.__setitem__)
+        close(visited[2], whole.hidden_states[2])
     stored = replace(batch, hidden=whole.last_hidden_state)
     assert torch.equal(
         encoder(stored, output_tokens=tokens).last_hidden_state, whole.last_hidden_state[tokens]
