@@ -159,6 +159,16 @@ def test_a_text_without_tokens_has_no_first_token():
             call()
 
 
+@needs_cpp
+@torch.no_grad()
+def test_every_second_of_some_indices():
+    """Such a slice is not contiguous. A frozen encoder computes few tokens in one op."""
+    encoder = fastenc.freeze(Encoder(EncoderConfig(97, 64, 2, 2, 96, 40)).eval())
+    batch, tokens = pack_sequences([[5, 6, 7], [8, 9]]), torch.arange(5)[::2]
+    whole = encoder(batch).last_hidden_state
+    assert torch.equal(encoder(batch, output_tokens=tokens).last_hidden_state, whole[tokens])
+
+
 @torch.no_grad()
 def test_of_an_encoder_with_one_layer_and_a_convolution():
     values = config("deberta-v2").to_dict() | dict(num_hidden_layers=1, conv_kernel_size=3)
@@ -217,6 +227,7 @@ def test_with_a_prompt_states_of_every_layer_and_stored_states(mix):
         (torch.tensor([-1]), "got -1"),
         (torch.tensor([0], dtype=torch.int32), r"must be int64 \(tokens,\), got torch.int32"),
         (torch.zeros(2, 1, dtype=torch.int64), r"of shape \(2, 1\)"),
+        (torch.tensor(1), r"of shape \(\)"),
     ],
 )
 def test_other_tokens_are_an_error(tokens, message):

@@ -122,13 +122,14 @@ class FrozenStack(NamedTuple):
     ) -> list[Tensor]:
         """What the stack yields after each layer, where ``all_layers`` is given. order: the module of each layer."""
         assert self.all_layers is not None
+        output_tokens = inputs[-1].output_tokens
         return self.all_layers(
             *state,
             inputs[0].cu_seqlens,
             inputs[0].max_seqlen,
             _tables([each.relative_bias for each in inputs]),
             _tables([each.rotary for each in inputs]),
-            inputs[-1].output_tokens,
+            None if output_tokens is None else output_tokens.contiguous(),
             len(order),
             *self.frozen.arguments(order),
         )
