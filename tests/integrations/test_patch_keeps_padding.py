@@ -113,9 +113,20 @@ def test_a_classifier_reads_the_row_s_first_place(family):
     same(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, lambda output: output.logits, False)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "esm", "deberta"])
-def test_a_row_without_tokens_and_other_models_take_the_own_forward(family):
-    theirs, batch = model(family), left(padded_batch(family))
+@pytest.mark.parametrize(
+    "family, changes",
+    [
+        ("bert", {}),
+        ("modernbert", {}),
+        ("esm", {}),
+        ("deberta", {}),
+        # Attention of content alone, but padding is embedded as 0.
+        ("deberta", {"relative_attention": False}),
+        ("deberta-v2", {"pos_att_type": [], "conv_kernel_size": 0}),
+    ],
+)
+def test_a_row_without_tokens_and_other_models_take_the_own_forward(family, changes):
+    theirs, batch = model(family, **changes), left(padded_batch(family))
     if family == "bert":
         batch["attention_mask"][0] = 0
     ours = fastenc.patch(copy.deepcopy(theirs))

@@ -65,6 +65,7 @@ class DebertaV2(Architecture):
         "classifier_dropout_p": "cls_dropout",
     }
     defaults = {"eps": 1e-7, "pad_token_id": 0, "type_vocab_size": 0}
+    embeds_padding = False  # embeddings are multiplied by the mask
     new_config = {"type_vocab_size": 0, "eps": 1e-7, "vocab_size": 128100}
     has_pooler = False
     # The enhanced mask decoder's. transformers does not read them either.
