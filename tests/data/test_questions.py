@@ -80,7 +80,7 @@ def test_best_threshold_is_the_best_of_all_thresholds(count, seeds):
             answerable = draw.random() < 0.5
             answers = [Answer(0, "Ada")] if answerable else []
             questions.append(Question(str(i), "?", CONTEXT, answers))
-            predictions[str(i)] = draw.choice(["Ada", "Bob"])
+            predictions[str(i)] = draw.choice(["Ada", "Ada Lovelace", "Bob"])
             scores[str(i)] = round(draw.gauss(0 if answerable else 1, 1), 1)
 
         def score(threshold, questions=questions, predictions=predictions, scores=scores):

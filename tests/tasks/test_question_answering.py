@@ -132,6 +132,7 @@ def test_unanswerable_questions_are_scored_at_their_best_threshold(squad, checkp
     given = QuestionAnswering(no_answer_threshold=free["no_answer_threshold"])
     assert given.score(answerer, data, predictions)["f1"] == pytest.approx(free["f1"])
     assert free["f1"] >= 50  # answering nothing gives 50
+    assert given.calibrate(answerer, data, task.encode(data, answerer)) == {}
 
 
 def test_the_threshold_of_the_dev_set_is_kept_for_prediction(squad, checkpoint, tmp_path):
