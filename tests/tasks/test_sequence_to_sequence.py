@@ -89,6 +89,23 @@ def test_the_loss_is_smoothed_in_training_only(folder):
     assert labelled_items(labels) == sum(len(each.labels or ()) for each in examples)
 
 
+def test_predictions_have_the_beams_that_are_asked_for(folder):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "t5").eval()
+    model = Seq2Seq.from_pretrained(folder / "t5")
+    data = TextToTextData([source for source, _ in ROWS], [])
+    found = {}
+    for beams in (1, 4):
+        task = SequenceToSequence(num_beams=beams, max_target_length=5)
+        examples = task.encode(data, model)
+        found[beams] = [ids.tolist() for ids in task.compute(model, examples)[0]]
+        for example, ids in zip(examples, found[beams], strict=True):
+            source = torch.tensor([example.input_ids])
+            expected = theirs.generate(source, num_beams=beams, max_new_tokens=5)[0, 1:].tolist()
+            assert expected[: len(ids)] == ids
+    assert found[1] != found[4]
+
+
 def test_several_columns_prefix_and_cut(folder):
     (folder / "pairs.jsonl").write_text(
         "".join(
