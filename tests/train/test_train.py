@@ -167,6 +167,27 @@ def test_the_sequences_of_a_step_are_divided_over_the_processes():
     config = TrainConfig("runs", batch_size=8, global_batch_size=96)
     assert [config.micro_batches(processes) for processes in (1, 2, 3)] == [12, 6, 4]
     assert TrainConfig("runs", accumulation=5).micro_batches(3) == 5
+    for size, processes in ((100, 1), (96, 5), (4, 1)):
+        config = TrainConfig("runs", batch_size=8, global_batch_size=size)
+        with pytest.raises(
+            ValueError, match=rf"must be a multiple .*got {size} and 8 \* {processes}:"
+        ):
+            config.micro_batches(processes)
+
+
+def test_warm_up_steps_replace_their_share_from_none_to_all():
+    of = lambda steps: TrainConfig("runs", warmup=0.5, warmup_steps=steps).warmup_of(10)
+    assert [of(steps) for steps in (None, 0, 3, 10)] == [5, 0, 3, 10]
+    with pytest.raises(ValueError, match="at most the run's 10 steps, got 11: give fewer"):
+        of(11)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_of_equal_evaluations_the_first_is_the_best(higher):
+    evaluations = Evaluations("f1", higher)
+    for step in (1, 2, 3):
+        evaluations.add(step, {"f1": 0.5})
+    assert evaluations.best["step"] == 1 and evaluations.since_best == 2
 
 
 def test_the_default_rate_falls_with_width_and_length():
