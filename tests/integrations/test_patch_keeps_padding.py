@@ -133,3 +133,15 @@ def test_a_row_without_tokens_and_other_models_take_the_own_forward(family, chan
     with pytest.warns(UserWarning, match="a row starts with padding"), torch.no_grad():
         states = state(ours(**batch))
     assert torch.equal(states, state(theirs(**batch)))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_the_last_token_of_a_row_without_tokens(family):
+    """transformers' head reads the row's first place then."""
+    theirs, batch = model(family, "ForSequenceClassification"), padded_batch(family)
+    batch["attention_mask"][1] = 0
+    batch["input_ids"][1] = theirs.config.pad_token_id
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    with pytest.warns(UserWarning, match="a row starts with padding"), torch.no_grad():
+        logits = ours(**batch).logits
+    assert torch.equal(logits, theirs(**batch).logits)

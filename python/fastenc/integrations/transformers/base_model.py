@@ -131,8 +131,9 @@ def kept_padding_reason(
     """Why padding must be computed like a token, because its state may be read or its place counts, or None."""
     if metadata is None:
         return None
-    if metadata.leading_padding and not live.architecture.takes_left_padding:
-        # Heads and poolers read the first token of a row.
+    takes_left_padding = live.architecture.takes_left_padding and not metadata.empty_rows
+    if metadata.leading_padding and not takes_left_padding:
+        # Heads and poolers read the first token of a row, and of a row without tokens those for the last one too.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id
     other = metadata.other_padding_id(padding_id)
