@@ -145,3 +145,14 @@ def test_the_last_token_of_a_row_without_tokens(family):
     with pytest.warns(UserWarning, match="a row starts with padding"), torch.no_grad():
         logits = ours(**batch).logits
     assert torch.equal(logits, theirs(**batch).logits)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_adaptation_that_runs_in_single_ops(trains):
+    peft = pytest.importorskip("peft")
+    dora = peft.LoraConfig(
+        r=4, target_modules=["query", "value"], use_dora=True, init_lora_weights=False
+    )
+    theirs = peft.get_peft_model(model("bert", **dropouts("bert")), dora).train(trains)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    same(ours, theirs, left(padded_batch("bert")), state, trains)
