@@ -209,6 +209,11 @@ REASONS = {
         "and the batch is padded with another id.",
         "`config.pad_token_id = tokenizer.pad_token_id`.",
     ),
+    "the head reads padding (before a token)": (
+        "Classification with Qwen3 or Gemma 3 and padding on the left: of a text whose ids are all "
+        "`config.pad_token_id` the head takes the row's first token, which is padding.",
+        '`tokenizer.padding_side = "right"`.',
+    ),
     "the head reads padding (summary_type is …)": (
         "Multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`: the head "
         "takes the last token of the padded row, or the mean of all its tokens.",

@@ -1,6 +1,7 @@
 """Calls in which padding is computed like tokens that nobody sees, because its states are read or its places count."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -156,3 +157,13 @@ def test_an_adaptation_that_runs_in_single_ops(trains):
     theirs = peft.get_peft_model(model("bert", **dropouts("bert")), dora).train(trains)
     ours = fastenc.patch(copy.deepcopy(theirs))
     same(ours, theirs, left(padded_batch("bert")), state, trains)
+
+
+def test_the_warning_for_a_head_of_gemma_with_padding_on_the_left():
+    """The padding's id is the configuration's: no warning may say otherwise."""
+    theirs, batch = model("gemma3", "ForSequenceClassification"), left(padded_batch("gemma3"))
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    reason = re.escape("the head reads padding (before a token)")
+    with pytest.warns(UserWarning, match=reason), torch.no_grad():
+        logits = ours(**batch).logits
+    assert torch.equal(logits, theirs(**batch).logits)

@@ -254,6 +254,9 @@ def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | N
         padding = model.config.get_text_config().pad_token_id
         if metadata.padding_has_id(padding):
             return None
+        if metadata.padding == metadata.leading_padding + metadata.gaps:
+            # Of a row whose tokens all have the padding's id, it takes the first place.
+            return "the head reads padding (before a token)"
         return f"the head reads padding (its ids are not config.pad_token_id, {padding})"
     summary = getattr(model, "sequence_summary", None)
     if summary is None or summary.summary_type == "first" or mask is None or bool(mask.all()):
