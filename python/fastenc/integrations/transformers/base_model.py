@@ -133,7 +133,7 @@ def kept_padding_reason(
         return None
     takes_left_padding = live.architecture.takes_left_padding and not metadata.empty_rows
     if metadata.leading_padding and not takes_left_padding:
-        # Heads and poolers read the first token of a row, and of a row without tokens those for the last one too.
+        # Heads and poolers read the first place of a row. Those for the last token do so if the row has no token.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id
     other = metadata.other_padding_id(padding_id)
