@@ -1,4 +1,4 @@
-"""Calls in which padding is computed like tokens that nobody sees, because its states are read or its places count."""
+"""Calls in which padding is computed like tokens that nobody sees: its states are read, or its positions count."""
 
 import copy
 import re
@@ -108,7 +108,7 @@ def test_loss_of_labelled_padding(task):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
-def test_a_classifier_reads_the_row_s_first_place(family):
+def test_a_classifier_reads_the_row_s_first_position(family):
     """Which is padding if the padding is on the left."""
     theirs, batch = model(family, "ForSequenceClassification"), left(padded_batch(family))
     same(fastenc.patch(copy.deepcopy(theirs)), theirs, batch, lambda output: output.logits, False)
@@ -138,7 +138,7 @@ def test_a_row_without_tokens_and_other_models_take_the_own_forward(family, chan
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_the_last_token_of_a_row_without_tokens(family):
-    """transformers' head reads the row's first place then."""
+    """transformers' head reads the row's first position then."""
     theirs, batch = model(family, "ForSequenceClassification"), padded_batch(family)
     batch["attention_mask"][1] = 0
     batch["input_ids"][1] = theirs.config.pad_token_id

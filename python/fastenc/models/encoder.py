@@ -151,9 +151,9 @@ class Encoder(LayerStack, PretrainedModel):
             global_tokens = None if global_tokens is None else rows[global_tokens]
         without_prompt = lambda state: rows_of(state, rows)
         reads_all = self.mix is not None or visit is not None or self.config.num_layers in wanted
-        last_tokens = None if reads_all or output_tokens is None else output_tokens
-        if last_tokens is not None and rows is not None:
-            last_tokens = rows[last_tokens]
+        of_last_layer = None if reads_all else output_tokens
+        if of_last_layer is not None and rows is not None:
+            of_last_layer = rows[of_last_layer]
         kept: list[Tensor | None] = [None] * (self.config.num_layers + 1)
         weights = None if self.mix is None else self.mix.weights.unbind()
         weighted_sum: Tensor | None = None
@@ -161,7 +161,7 @@ class Encoder(LayerStack, PretrainedModel):
         states = run_stack(
             *(x, cu_seqlens, max_seqlen, self.stack, modules, visit_input),
             global_tokens=global_tokens,
-            output_tokens=last_tokens,
+            output_tokens=of_last_layer,
         )
         for number, state in enumerate(states):
             if number in wanted:
@@ -171,7 +171,7 @@ class Encoder(LayerStack, PretrainedModel):
             if weights is not None:
                 weighted_sum = add_weighted(weighted_sum, weights[number], without_prompt(state))
         last = state
-        if last_tokens is None:
+        if of_last_layer is None:
             last = without_prompt(state) if weighted_sum is None else weighted_sum
             last = rows_of(last, output_tokens)
         return EncoderOutput(

@@ -66,8 +66,9 @@ def convolve(
     residual: Tensor,
     tokens: Tensor | None = None,
 ) -> Tensor:
-    """Norm(residual + act(dropout(conv(x)))): (total_tokens, hidden_size), or with tokens their rows, as in residual.
+    """Norm(residual + act(dropout(conv(x)))): (total_tokens, hidden_size).
 
+    With ``tokens`` only the rows of these are computed, and ``residual`` has only these rows.
     A tap beyond either end of the token's sequence reads 0, so no sequence sees another.
     """
     taps = rows_of(_taps(x, cu_seqlens, spec.kernel_size), tokens)

@@ -84,7 +84,7 @@ class StackSpec:
 
     @property
     def takes_key_bias(self) -> bool:
-        """Whether every token sees its whole sequence, by scores to which a bias of each key may be added."""
+        """Whether the attention of every layer takes a bias of each key: every token sees its whole sequence."""
         attentions = [spec.attention for spec in self.layers]
         return self.convolution is None and not any(
             a.position_terms or a.block_size or a.global_attention or a.window != (-1, -1)

@@ -42,13 +42,16 @@ def find_labelled(
     if max_labels >= tokens:
         return labels, None
     indices = torch.nonzero_static(labelled, size=max_labels, fill_value=tokens).flatten()
-    inside = indices.clamp(max=tokens - 1)
-    chosen = torch.where(indices < tokens, labels.index_select(0, inside), ignore_index)
+    chosen = labels.index_select(0, existing_rows(indices, tokens))
+    chosen = torch.where(indices < tokens, chosen, ignore_index)
     return torch.where(count > max_labels, min(ignore_index, 0) - 1, chosen), indices
 
 
 def existing_rows(indices: Tensor, tokens: int) -> Tensor:
-    """The indices of :func:`find_labelled` with those beyond the labelled rows on the last row, whose loss is 0."""
+    """The indices of :func:`find_labelled`, with the last row's in place of ``tokens``, the index of no row.
+
+    The label of such a row is ``ignore_index``, so its loss is 0.
+    """
     return indices.clamp(max=tokens - 1)
 
 

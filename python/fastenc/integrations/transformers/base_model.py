@@ -128,12 +128,12 @@ def arguments_reason(
 def kept_padding_reason(
     model: "PreTrainedModel", live: LiveEncoder, metadata: BatchMetadata | None
 ) -> str | None:
-    """Why padding must be computed like a token, because its state may be read or its place counts, or None."""
+    """Why padding must be computed like a token, because its state may be read or its position counts, or None."""
     if metadata is None:
         return None
     takes_left_padding = live.architecture.takes_left_padding and not metadata.empty_rows
     if metadata.leading_padding and not takes_left_padding:
-        # Heads and poolers read the first place of a row. Those for the last token do so if the row has no token.
+        # Heads and poolers read the first position of a row. Heads that look for the last token do so in an empty row.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id
     other = metadata.other_padding_id(padding_id)
@@ -148,8 +148,8 @@ def kept_padding_reason(
 def can_keep_padding(live: LiveEncoder, inputs: Tensor, metadata: BatchMetadata | None) -> bool:
     """Whether the fused forward computes padding like tokens that nobody sees, with transformers' numbers.
 
-    Only on a CPU: a GPU computes full batches as fast in transformers' own forward. In a row without tokens every key
-    has the same score there.
+    Not on a GPU, where transformers' own forward of a full batch is as fast. Not with an empty row: transformers gives
+    its queries the mean of all values, and the kernels give them 0.
     """
     has_empty_rows = metadata is not None and metadata.empty_rows
     takes = live.stack.takes_key_bias and live.architecture.embeds_padding
@@ -185,7 +185,7 @@ def run(
     Args:
         wanted: numbers of the states to keep, or None.
         choose: returns the indices of the tokens whose last state is read. After its attention the last layer computes
-            these only. None, or if the last state is wanted: all tokens.
+            these only. None: all tokens, as always if the last state is wanted.
         keep_padding: encode padding too, as tokens that nobody sees.
     """
     wanted = wanted or frozenset()
@@ -260,7 +260,7 @@ def output(
 ):
     """The padded results in the class that the model's own forward returns, or as a tuple.
 
-    Of chosen tokens, of which there is one in each row, the last state is (batch, 1, hidden_size).
+    If tokens were chosen, one in each row, the last state is (batch, 1, hidden_size).
     """
     chosen = packed.output_tokens is not None
     hidden = packed.last[:, None] if chosen else packed.padded(packed.last)

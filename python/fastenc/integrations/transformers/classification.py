@@ -16,7 +16,7 @@ POOLING = "classifier_pooling"  # a switch of the configuration that some heads 
 class LiveClassifier(LiveHead):
     """A live model's head that reads the first token alone.
 
-    Attributes: pooling: the switch's value with which it does so, or None without one.
+    Attributes: pooling: the value of ``config.classifier_pooling`` for which it does so; None without that switch.
     """
 
     def __init__(self, model: "PreTrainedModel", live: LiveEncoder):

@@ -70,13 +70,13 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
         else:
             metadata = take_metadata(arguments, reads_ids=True)
         reason, reading = _read(encoder, live, arguments, metadata)
-        of_padding = None if context is None else context.padding_reason
-        of_padding = of_padding or base_model.kept_padding_reason(encoder, live, metadata)
-        keep_padding = of_padding is not None and reading is not None
-        if keep_padding and not base_model.can_keep_padding(
-            live, base_model.inputs_of(arguments), metadata
-        ):
-            reason, reading = of_padding, None
+        padding_reason = None if context is None else context.padding_reason
+        padding_reason = padding_reason or base_model.kept_padding_reason(encoder, live, metadata)
+        if padding_reason is not None and reading is not None:
+            inputs = base_model.inputs_of(arguments)
+            keep_padding = base_model.can_keep_padding(live, inputs, metadata)
+            if not keep_padding:
+                reason, reading = padding_reason, None
     arguments.pop(KEY, None)
     if reading is None:
         warn_once(encoder, state, str(reason))
@@ -255,7 +255,7 @@ def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | N
         if metadata.padding_has_id(padding):
             return None
         if metadata.padding == metadata.leading_padding + metadata.gaps:
-            # Of a row whose tokens all have the padding's id, it takes the first place.
+            # In a row whose tokens all have the padding's id, it takes the first position.
             return "the head reads padding (before a token)"
         return f"the head reads padding (its ids are not config.pad_token_id, {padding})"
     summary = getattr(model, "sequence_summary", None)

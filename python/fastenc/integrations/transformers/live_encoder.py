@@ -250,7 +250,7 @@ class LiveEncoder:
         weighted = []
         for name, paths in self._names.items():
             if name == POOLER:
-                continue  # it is called
+                continue  # its own forward computes it
             for path in paths:
                 live, expected = _found(model, path), _found(self._expected, path)
                 is_norm = name.endswith("norm") and getattr(expected, "weight", None) is not None

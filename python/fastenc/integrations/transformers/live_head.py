@@ -26,7 +26,7 @@ class LiveHead:
         self._last: tuple[Snapshot, str | None] | None = None
 
     def unsupported_reason(self, model: "PreTrainedModel") -> str | None:
-        """Why the model's own head must run, on all that it may read, or None."""
+        """Why the head may compute something else than its class in transformers, or None."""
         return forward_reason(model) or self._difference(model)
 
     def _difference(self, model: "PreTrainedModel") -> str | None:

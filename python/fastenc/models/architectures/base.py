@@ -43,8 +43,8 @@ class Architecture:
         new_config: fields of a new model that differ from EncoderConfig's defaults.
         has_pooler, has_token_types: whether the family has a pooler and token types.
         has_unread_pooler: whether transformers' classes with a head have a pooler even if the head does not read it.
-        takes_left_padding: whether transformers' tokenizers may pad on the left: no head of its reads a row's first
-            token, and no position is counted from the row's begin.
+        takes_left_padding: whether padding on the left can be removed: only distances between tokens count, and no head
+            of transformers' reads the first position of a row with tokens.
         embeds_padding: whether transformers embeds padding like other tokens.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.

@@ -218,7 +218,7 @@ class MaskedLM(PretrainedModel):
     ) -> tuple[LabelledRows, Tensor, Tensor | None]:
         """(the labelled rows, the decoder's weight, the pooler's output if the model reads it).
 
-        The last layer computes its feed-forward sublayer for the tokens that are read only.
+        The last layer computes its feed-forward sublayer for these tokens alone.
 
         Args: labels, max_labels: as in the forward.
         """
