@@ -165,7 +165,7 @@ LAYERS = {
         {"intermediate_size": 40},
         "widths must be multiples of 16, they are 32 (hidden), 40 (inner) and 16 (a head)",
     ),
-    "distilbert": ({"dim": 272, "n_heads": 1}, "head_dim must be at most 256, it is 272"),
+    "distilbert": ({"dim": 528, "n_heads": 1}, "head_dim must be at most 512, it is 528"),
     "deberta-v2": (
         {"hidden_size": 144, "num_attention_heads": 1},
         "head_dim must be at most 128, it is 144",

@@ -102,6 +102,14 @@ SWITCHES: dict[str, dict[str, Values]] = {
     },
 }
 del SWITCHES["gemma3"]["hidden_act"]
+SWITCHES["embedding_gemma2"] = SWITCHES["gemma3"] | {
+    "layer_types": (["sliding_attention", "full_attention"], ["full_attention"] * 2),
+    "global_head_dim": (16, 48),
+    "num_global_key_value_heads": (1, 2, 4),
+    "hidden_size_per_layer_input": (16, 24),
+    "embedding_dim": (16, 40),
+}
+del SWITCHES["embedding_gemma2"]["query_pre_attn_scalar"]
 SWITCHES["ultrabert"] = GROUPED | {
     "rope_parameters": tuple(
         {"sliding_attention": one, "full_attention": other} for one in ROPE for other in ROPE
@@ -116,7 +124,7 @@ SWITCHES["ultrabert"] = GROUPED | {
 
 
 def tasks_of(family: str) -> tuple[str, ...]:
-    if BY_NAME[family].heads:
+    if BY_NAME[family].no_heads:
         return ("Model", *BY_NAME[family].heads)
     if family == "big_bird-sparse":
         return ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")

@@ -262,6 +262,20 @@ BY_NAME = {
         no_prefix="rotary positions",
         sees_distances=True,
     ),
+    "embedding_gemma2": Family(
+        "EmbeddingGemma2",
+        SIZES
+        | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, pad_token_id=0)
+        | dict(global_head_dim=32, num_global_key_value_heads=1, sliding_window=8)
+        | dict(hidden_size_per_layer_input=16, embedding_dim=32)
+        | dict(layer_types=["sliding_attention", "full_attention"]),
+        config_class="EmbeddingGemma2TextConfig",
+        bare_class="TextModel",
+        linears=ROTARY_LINEARS,
+        no_heads="transformers has none for it",
+        no_prefix="rotary positions",
+        sees_distances=True,
+    ),
     "esm": Family(
         "Esm",
         SIZES

@@ -57,7 +57,7 @@ class Example:
         """(outputs of real tokens or of sequences, loss) of a transformers model."""
         if self.task == "Model":
             hidden = model(**self.padded).last_hidden_state[self.mask]
-            return hidden, (hidden * self.weight.to(hidden)).sum()
+            return hidden, self.weighted(hidden)
         if self.task == "ForSequenceClassification":
             output = model(**self.padded, labels=self.sequences)
             return output.logits, output.loss
@@ -68,10 +68,14 @@ class Example:
         output = model(**self.padded, labels=self.tokens)
         return output.logits[self.mask], output.loss
 
+    def weighted(self, hidden):
+        """A weighted sum of the real tokens' states, of up to 64 numbers."""
+        return (hidden * self.weight.repeat(1, 2)[:, : hidden.shape[1]].to(hidden)).sum()
+
     def ours(self, model):
         if self.task == "Model":
             hidden = model(self.packed).last_hidden_state
-            return hidden, (hidden * self.weight.to(hidden)).sum()
+            return hidden, self.weighted(hidden)
         labels = {
             "ForSequenceClassification": self.sequences,
             "ForQuestionAnswering": self.answers,
@@ -88,7 +92,7 @@ def gradients(model):
         return {name: p.grad for name, p in named if p.grad is not None}
     own, grads = dict(model.named_parameters()), {}
     for name, several in model.family_names(with_prefix=not isinstance(model, Encoder)).items():
-        if own[name].grad is not None:
+        if name in own and own[name].grad is not None:  # a buffer has none
             grads |= zip(several, model.parts(name, own[name].grad, len(several)), strict=True)
     return grads
 

@@ -11,7 +11,7 @@ from fastenc.nn.layer_call import LayerCall
 from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, RelativePositions
 from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
-from fastenc.nn.layer_weights import LayerWeights
+from fastenc.nn.layer_weights import LayerVectorWeights, LayerWeights
 from fastenc.nn.relative_positions import RelativePositionSpec, distance_slots
 from fastenc.nn.rotary import RotarySpec, rotary_table
 from tests.helpers.attention_cases import EDGE_LENGTHS, offsets_of
@@ -50,11 +50,20 @@ def layer_variant(
     key_heads=0,
     head_norm_eps=None,
     own_norms=False,
+    normalises_values=False,
+    vector_size=0,
     **rest,
 ):
     scale = ATTENTION.scale if scale is None else scale
     attention = AttentionSpec(
-        HEADS, HEAD_DIM, scale, window, terms, key_heads=key_heads, head_norm_eps=head_norm_eps
+        HEADS,
+        HEAD_DIM,
+        scale,
+        window,
+        terms,
+        key_heads=key_heads,
+        head_norm_eps=head_norm_eps,
+        normalises_values=normalises_values,
     )
     spec = LayerSpec(
         attention,
@@ -63,6 +72,7 @@ def layer_variant(
         NormSpec(norm, EPS),
         pre_norm,
         own_norms=own_norms,
+        layer_vector_size=vector_size,
     )
     return LayerVariant(spec, **rest)
 
@@ -95,6 +105,11 @@ KINDS = {
         "gelu_tanh", gated=True, pre_norm=True, norm="rms", window=(3, 3), biases=False,
         norm_biases=False, rotary=True, key_heads=1, head_norm_eps=1e-3, own_norms=True,
     ),
+    "embedding gemma2": layer_variant(
+        "gelu_tanh", gated=True, pre_norm=True, norm="rms", window=(3, 3), biases=False, scale=0.5,
+        norm_biases=False, rotary=True, key_heads=1, head_norm_eps=1e-3, own_norms=True,
+        normalises_values=True, vector_size=16,
+    ),
 }  # fmt: skip
 
 
@@ -123,6 +138,12 @@ class Layer:
             values["relative_bias"] = 0.3 * torch.randn(HEADS, 9)
         if attention.position_terms:
             values["positions"] = torch.randn(2 * REACH, WIDTH)
+        if size := self.spec.layer_vector_size:
+            values["vectors"] = torch.randn(sum(lengths), size)
+            values["vector_gate"] = torch.randn(size, WIDTH) * WIDTH**-0.5
+            values["vector_out"] = torch.randn(WIDTH, size) * size**-0.5
+            values["vector_norm"] = 1 + 0.3 * torch.randn(WIDTH)
+            values["vector_scale"] = torch.tensor([0.7])
         self.values = {name: v.to(dtype).requires_grad_(grad) for name, v in values.items()}
         self.offsets, self.longest = offsets_of(lengths), max(lengths, default=0)
 
@@ -163,6 +184,11 @@ class Layer:
             key_norm_weight=v.get("key_norm"),
             attention_own_norm_weight=v.get("attention_own_norm"),
             down_own_norm_weight=v.get("down_own_norm"),
+            layer_vectors=LayerVectorWeights(
+                *(v[f"vector_{name}"] for name in LayerVectorWeights._fields)
+            )
+            if "vectors" in v
+            else None,
         )
 
     def inputs(self, values=None) -> AttentionInputs:
@@ -174,7 +200,10 @@ class Layer:
         if self.spec.attention.position_terms:
             slots = distance_slots(RelativePositionSpec(0, REACH), REACH)
             positions = RelativePositions((values or self.values)["positions"], slots)
-        return AttentionInputs(self.offsets, self.longest, table, bias, positions)
+        vectors = (values or self.values).get("vectors")
+        return AttentionInputs(
+            self.offsets, self.longest, table, bias, positions, layer_vectors=vectors
+        )
 
     def layer_call(self, dropout: LayerDropout = NO_DROPOUT, values=None, **rest) -> LayerCall:
         """The LayerCall of this layer."""
@@ -207,6 +236,10 @@ class Layer:
         }[spec.feed_forward.activation]
         inner = act(linear(h, "gate")) * linear(h, "up") if "gate" in v else act(linear(h, "up"))
         total = (s if spec.pre_norm else h) + own(linear(inner, "down"), "down_own_norm")
+        if "vectors" in v:
+            gated = act(linear(total, "vector_gate")) * v["vectors"]
+            added = self._norm(linear(gated, "vector_out"), v, "vector_norm")
+            total = (total + added) * v["vector_scale"]
         y = self._norm(total, v, "out_norm")
         return (y, total) if spec.pre_norm else (y,)
 
@@ -225,6 +258,8 @@ class Layer:
         if eps is not None:
             q = F.rms_norm(q, (HEAD_DIM,), v["query_norm"], eps)
             k = F.rms_norm(k, (HEAD_DIM,), v["key_norm"], eps)
+        if self.spec.attention.normalises_values:
+            u = F.rms_norm(u, (HEAD_DIM,), None, eps)
         k, u = (each.repeat_interleave(HEADS // len(each), 0) for each in (k, u))
         if self.variant.rotary:
             table = self.inputs(v).rotary[:length].to(x.dtype)

@@ -96,6 +96,7 @@ CALLS = {
     "a mask of four dimensions": [(called(attention_mask=square), OWN)],
     "padding on the left": [
         *((called(f, attention_mask=leading), FUSED) for f in ("bert", "eurobert", "gemma3")),
+        (called("embedding_gemma2", attention_mask=leading), FUSED),
         *((called(f, attention_mask=leading), OWN) for f in ("modernbert", "deberta", "esm")),
         (called("qwen3", "ForSequenceClassification", attention_mask=leading), FUSED),
         (called("gemma3", "ForSequenceClassification", attention_mask=leading), OWN),

@@ -43,7 +43,7 @@ def test_float32_is_as_near_to_float64_as_the_models_own(family):
     assert (fused - wanted).abs().max() <= 4 * (plain - wanted).abs().max() + 1e-6
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "embedding_gemma2"])
 def test_padding_on_the_left_in_training(family):
     """As their tokenizers pad."""
     theirs, batch = model(family), padded_batch(family)

@@ -75,8 +75,9 @@ BERTS_STEPS = STEPS | {
     "a 4-D mask": step(with_a_mask_of_four_dimensions),
     "torch.compile": step(compiled),
 }
+LEFT_PADDED = ("qwen3", "gemma3", "embedding_gemma2")
 # The loss reads padding, which they compute neither on the left nor on the right.
-PACKED_ON_THE_LEFT = [(family, "Model", "left padding") for family in ("qwen3", "gemma3")]
+PACKED_ON_THE_LEFT = [(family, "Model", "left padding") for family in LEFT_PADDED]
 CASES = [
     *((family, "Model", name) for family in ENCODERS if family != "bert" for name in STEPS),
     *((family, "ForMaskedLM", "left padding") for family in FAMILIES),

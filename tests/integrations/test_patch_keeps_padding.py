@@ -14,8 +14,8 @@ from tests.helpers.families import ANSWERERS, ENCODERS, dropouts, model, padded_
 from tests.helpers.patching import assert_same_gradients
 
 pytestmark = needs_cpp
-# Windows, relative positions, blocks or global tokens; ESM multiplies embeddings by the mask. Qwen3 and Gemma 3 are
-# packed with padding on the left.
+# Windows, relative positions, blocks or global tokens; ESM multiplies embeddings by the mask. Qwen3, Gemma 3 and
+# EmbeddingGemma 2 are packed with padding on the left.
 OTHERS = (
     "modernbert",
     "deberta",
@@ -24,6 +24,7 @@ OTHERS = (
     "esm",
     "qwen3",
     "gemma3",
+    "embedding_gemma2",
     "ultra",
 )
 KEEPING = [family for family in ENCODERS if not family.startswith(OTHERS)]

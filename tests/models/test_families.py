@@ -188,6 +188,7 @@ COMPILED = (
     "modernbert",
     "umt5",
     "gemma3",
+    "embedding_gemma2",
     "deberta-v2",
     "longformer",
     "big_bird",
@@ -198,7 +199,7 @@ COMPILED = (
 def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
     layers = ARCHITECTURES[config(family).model_type].config_names["num_layers"]
     # As few layers as show everything: compiling a graph takes a second.
-    count = 2 if family in ("albert", "modernbert", "umt5", "gemma3") else 1
+    count = 2 if family in ("albert", "modernbert", "umt5", "gemma3", "embedding_gemma2") else 1
     ours = Encoder.from_pretrained(save(model(family, **{layers: count}), tmp_path))
     torch.compiler.reset()  # otherwise it would give up after some recompilations
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
@@ -364,6 +365,12 @@ SWITCHES = [
             sliding_window=5,
             num_key_value_heads=4,
         ),
+    ),
+    ("embedding_gemma2", dict(embedding_dim=48, hidden_size_per_layer_input=24, sliding_window=3)),
+    (
+        "embedding_gemma2",
+        dict(num_key_value_heads=4, num_global_key_value_heads=2, attention_bias=True)
+        | dict(hidden_activation="silu", rms_norm_eps=1e-3),
     ),
     ("eurobert", dict(tie_word_embeddings=True, classifier_pooling="mean", head_dim=32)),
     (

@@ -112,8 +112,8 @@ def test_unsupported_layers_have_a_reason(monkeypatch):
     assert reason(layer) is None
     assert unsupported_reason(layer.layer_call()) == "gradients are on"
     assert "multiples of 16" in reason(Layer(layer_variant(inner=40), MANY))
-    wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=272))
-    assert "at most 256, it is 272" in cpu_weights.weights_reason(layer.weights(), wide)
+    wide = replace(layer.spec, attention=replace(layer.spec.attention, head_dim=528))
+    assert "at most 512, it is 528" in cpu_weights.weights_reason(layer.weights(), wide)
     assert "float64" in reason(Layer(KINDS["bert"], MANY, torch.float64))
     monkeypatch.setattr(gemm, "multiplies_pairs", lambda: False)
     assert "multiplies bfloat16 faster" in reason(Layer(KINDS["bert"], MANY, torch.bfloat16))

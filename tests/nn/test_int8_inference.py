@@ -60,7 +60,10 @@ def check(layer, allowed, monkeypatch):
 @EVERY_VARIANT
 @pytest.mark.parametrize("lengths", [MANY, LONG, FEW], ids=["many", "long", "few"])
 def test_every_kind(name, lengths, attention, monkeypatch):
-    check(Layer(KINDS[name], lengths), attention, monkeypatch)
+    layer = Layer(KINDS[name], lengths)
+    # A layer with vectors has six products in a row instead of four.
+    products = 1.5 if layer.spec.layer_vector_size else 1.0
+    check(layer, attention * products, monkeypatch)
 
 
 @EVERY_VARIANT
@@ -87,9 +90,11 @@ def test_inner_widths(inner, gated, monkeypatch):
 
 def sequences(layer, order):
     """The layer over these of its sequences."""
-    parts = layer.values["x"].split(list(layer.lengths))
     part = Layer(layer.variant, [layer.lengths[i] for i in order])
-    part.values = layer.values | {"x": torch.cat([parts[i] for i in order])}
+    part.values = dict(layer.values)
+    for name in {"x", "vectors"} & layer.values.keys():
+        parts = layer.values[name].split(list(layer.lengths))
+        part.values[name] = torch.cat([parts[i] for i in order])
     return part
 
 

@@ -15,7 +15,7 @@ from tests.helpers.processes import python
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("dim", [16, 32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 96, 128, 256, 512])
 def test_values_and_gradients_keep_the_budget_at_edge_lengths(instruction_set, dim, dtype):
     qkv, cu_seqlens, longest = packed(EDGE_LENGTHS, 2, dim, dtype)
     dout = torch.randn(qkv.shape[0], 2, dim).to(dtype)
@@ -272,7 +272,7 @@ def test_torch_compile_full_graph_and_dynamic_shapes():
         ({"dropout_p": -0.1}, "dropout_p must be in \\[0, 1\\)"),
         (
             {"qkv": torch.zeros(6, 3, 2, 20), "impl": "cpp"},
-            "head_dim must be a multiple of 16 up to 256, got 20",
+            "head_dim must be a multiple of 16 up to 512, got 20",
         ),
         (
             {"qkv": torch.zeros(6, 7, 16), "num_key_heads": 2},

@@ -145,7 +145,7 @@ def cache_features(
     }
     target = Path(folder) / hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
     if not target.exists():
-        shards = _shards(rows, SHARD_BYTES // (encoder.config.hidden_size * dtype.itemsize))
+        shards = _shards(rows, SHARD_BYTES // (encoder.config.output_size * dtype.itemsize))
         batches = [
             (shard, [shard[index] for index in chosen])
             for shard in shards

@@ -110,7 +110,7 @@ def distill_static(
         raise ValueError(
             "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
         )
-    width = encoder.config.hidden_size
+    width = encoder.config.output_size
     if components is not None and not 1 <= components <= width:
         raise ValueError(
             f"components must be from 1 to {width}, the encoder's width, got {components}: give one in this range"

@@ -79,6 +79,11 @@ class EncoderConfig:
     def architecture(self) -> Architecture:
         return ARCHITECTURES[self.family]
 
+    @property
+    def output_size(self) -> int:
+        """The width of the encoder's output: ``hidden_size``, or that of a linear layer after the last norm."""
+        return self.architecture.output_projection(self) or self.hidden_size
+
     def decoder(self) -> "EncoderConfig":
         """The configuration of the decoder that belongs to this encoder.
 

@@ -42,8 +42,9 @@ class EncoderOutput:
     """The results of an encoder in packed layout. ``fastenc.ops.unpack`` restores the padding.
 
     Fields:
-        last_hidden_state: (total_tokens, hidden_size), or the rows of the requested ``output_tokens``. For an encoder
-            with ``mix``, the mix of all states.
+        last_hidden_state: (total_tokens, output_size), or the rows of the requested ``output_tokens``. For an encoder
+            with ``mix``, the mix of all states. ``config.output_size`` is hidden_size in most families; in the others
+            a linear layer follows (:meth:`Encoder.project_output`).
         hidden_states: if requested, the embeddings' output and every layer's output, each (total_tokens, hidden_size)
             or None if this state was not requested.
         pooled: (batch, hidden_size), the pooler's output, or None without a pooler.
@@ -174,6 +175,7 @@ class Encoder(LayerStack, PretrainedModel):
         if of_last_layer is None:
             last = without_prompt(state) if weighted_sum is None else weighted_sum
             last = rows_of(last, output_tokens)
+        last = self.project_output(last)
         return EncoderOutput(
             last,
             tuple(kept) if wanted else None,
@@ -206,7 +208,7 @@ class Encoder(LayerStack, PretrainedModel):
         return self.pool_first(pool(x, batch.cu_seqlens, "cls"))
 
     def first_states(self, batch: PackedBatch) -> Tensor:
-        """The last state of each sequence's first token, (batch, hidden_size).
+        """The last state of each sequence's first token, (batch, output_size).
 
         The last layer computes its feed-forward sublayer for these tokens only. Raises: ValueError for an empty
         sequence.
@@ -238,7 +240,7 @@ class Encoder(LayerStack, PretrainedModel):
         Args:
             pooling: "cls" (the first token's state), "mean" or "max" over the tokens, or "last-four", the mean over
                 tokens and the last four layers.
-        Returns: (batch, hidden_size), the model's dtype.
+        Returns: (batch, output_size), the model's dtype.
         Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
         if pooling == "cls":
@@ -248,6 +250,7 @@ class Encoder(LayerStack, PretrainedModel):
             output = self(batch, output_hidden_states=last_four, pooled=False)
             states = output.hidden_states or (output.last_hidden_state,)
             vectors = pool_layers(states, batch.cu_seqlens, pooling)
+            vectors = self.project_output(vectors) if last_four else vectors
         return vectors if self.sentence is None else self.sentence.after_pooling(vectors)
 
     @property

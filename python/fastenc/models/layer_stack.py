@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fastenc.models.architectures.modules import Biases
 from fastenc.models.config import EncoderConfig
+from fastenc.models.layer_vectors import LayerVectors, VectorSublayer
 from fastenc.nn.adaptation import LayerAdaptation, used_name
 from fastenc.nn.convolution import Convolution
 from fastenc.nn.embedding_table import EmbeddingTable
@@ -29,6 +30,7 @@ from fastenc.nn.layer_weights import (
     own_norm_factors,
     parameters_of,
 )
+from fastenc.nn.pooling import project
 from fastenc.nn.relative_positions import position_rows, position_table
 from fastenc.nn.stack import StackModules, ways_of_layers
 from fastenc.nn.ways import run_layer
@@ -108,6 +110,7 @@ class EncoderLayer(nn.Module):
             else None
         )
         self.cross = None if spec.cross_norm is None else CrossAttention(config, spec, biases)
+        self.vectors = VectorSublayer(width, spec) if spec.layer_vector_size else None
         self.train_dropout = config.architecture.layer_dropout(config)
         # Name → modules that fastenc.adapt has added; at most one name is in use.
         self.adaptations = nn.ModuleDict()
@@ -119,6 +122,7 @@ class EncoderLayer(nn.Module):
         attention_out, attention_norm = modules["attention_out"], modules["attention_norm"]
         qkv, up, down, out_norm = (modules[name] for name in ("qkv", "up", "down", "out_norm"))
         cross, of_globals = modules.get("cross"), modules.get("global_qkv")
+        vectors = modules.get("vectors")
         qkv_bias, spec = qkv.bias, self._spec
         if self.query_bias is not None and self.value_bias is not None:
             qkv_bias = spec.attention.bias_without_key(self.query_bias, self.value_bias)
@@ -142,6 +146,7 @@ class EncoderLayer(nn.Module):
             global_qkv=None
             if of_globals is None
             else GlobalWeights((of_globals.weight,), (of_globals.bias,)),
+            layer_vectors=None if vectors is None else vectors.weights(),
         )
 
     def dropout(self) -> LayerDropout:
@@ -222,6 +227,12 @@ class LayerStack(nn.Module):
             if convolution is None
             else Convolution(convolution, width, config.hidden_dropout_p)
         )
+        sizes = [layer.layer_vector_size for layer in self.stack.layers]
+        self.layer_vectors = LayerVectors(width, sizes, norm) if sizes[0] else None
+        output_size = architecture.output_projection(config)
+        self.output_projection = (
+            None if output_size is None else nn.Linear(width, output_size, bias=False)
+        )
         self.kept = nn.ModuleDict(
             {name: nn.Linear(*size) for name, size in architecture.kept_linears(config).items()}
         )
@@ -241,7 +252,14 @@ class LayerStack(nn.Module):
             frozen,
             position_table(self.relative_positions, self.position_norm),
             None if self.convolution is None else self.convolution.weights(),
+            None if self.layer_vectors is None else self.layer_vectors.weights(),
         )
+
+    def project_output(self, states: Tensor) -> Tensor:
+        """States (rows, hidden_size) of the last layer, or vectors pooled from them, as the family's last linear layer
+        makes them: (rows, output_size). Without such a layer they stay as they are."""
+        projection = self.output_projection
+        return states if projection is None else project(states, projection)
 
     def layer_ways(self, tokens: int = 512) -> list[Mapping[str, str | None]]:
         """For each layer {way of running it: why a call now cannot take it, or None}.

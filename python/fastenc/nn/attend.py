@@ -102,12 +102,25 @@ def attend(
 
 
 def normalise_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec) -> Tensor:
-    """The result of ``spec.split_qkv`` with an RMSNorm of each query and each key."""
+    """The result of ``spec.split_qkv`` with an RMSNorm of each query and each key, and of each value if described."""
     assert spec.head_norm_eps is not None
+    if spec.normalises_values:
+        return _normalise_all_heads(qkv, w, spec, spec.head_norm_eps)
     q, k, v = spec.parts(qkv)
     q = rms_norm(q, w.query_norm_weight, eps=spec.head_norm_eps)
     k = rms_norm(k, w.key_norm_weight, eps=spec.head_norm_eps)
     return torch.cat([q, k, v], 1).view(qkv.shape)
+
+
+def _normalise_all_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec, eps: float) -> Tensor:
+    """The same, of values too: one norm of all heads, times the weights of queries and keys."""
+    assert w.query_norm_weight is not None and w.key_norm_weight is not None
+    weights = (w.query_norm_weight, w.key_norm_weight, torch.ones_like(w.key_norm_weight))
+    factors = torch.cat([f.expand(n, -1) for f, n in zip(weights, spec.heads, strict=True)])
+    # Rounded once, after the weights.
+    wide = qkv.float() if qkv.dtype.itemsize < 4 else qkv
+    heads = rms_norm(wide, eps=eps).view(len(qkv), *factors.shape)
+    return (heads * factors).to(qkv.dtype).view(qkv.shape)
 
 
 def attend_to_cache(

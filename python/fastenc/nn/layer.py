@@ -21,13 +21,16 @@ from fastenc.nn.layer_call import (
     GLOBAL_TOKENS,
     HEAD_NORMS,
     KEY_BIAS,
+    LAYER_VECTORS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    VALUE_NORMS,
     LayerCall,
 )
 from fastenc.nn.layer_dropout import LayerDropout
 from fastenc.nn.layer_inputs import LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec, NormSpec
+from fastenc.nn.layer_vectors import add_gated
 from fastenc.nn.layer_weights import LayerWeights, norm_factor, stack_biases
 from fastenc.nn.stacked_linear import stacked_linear
 from fastenc.ops import dispatch, layer_norm, rms_norm
@@ -42,7 +45,9 @@ TAKES = frozenset(
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
     | HEAD_NORMS
+    | VALUE_NORMS
     | OWN_NORMS
+    | LAYER_VECTORS
     | BLOCK_SPARSE
     | KEY_BIAS
     | OUTPUT_TOKENS
@@ -57,7 +62,9 @@ BATCH_INVARIANT = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads", "rotates_neighbours"}
     | HEAD_NORMS
+    | VALUE_NORMS
     | OWN_NORMS
+    | LAYER_VECTORS
     | OUTPUT_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
@@ -85,8 +92,9 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         pre-norm:  s = r + Attention(x), h = Norm(s),  r' = s + FFN(h), y = Norm(r')
 
     A layer with a source has a third sublayer between the two, of the same form: c = Norm(h + Attention(h, source)).
-    With own norms, Attention(x) and FFN(h) are normalised before they are added. With output tokens, all that follows
-    attention is computed for these tokens only.
+    With own norms, Attention(x) and FFN(h) are normalised before they are added. A layer with vectors ends with a
+    sublayer that these gate (:mod:`fastenc.nn.layer_vectors`), and its norm comes after that one. With output tokens,
+    all that follows attention is computed for these tokens only.
 
     Returns: the next layer's state: x = y, and the residual is y (post-norm) or r' (pre-norm). Under autocast both have
         autocast's dtype.
@@ -123,21 +131,26 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         state, norm, name = h, spec.cross_norm, "cross_out"
     attended = rows_of(attended, inputs.output_tokens)
     residual = rows_of(state.residual, inputs.output_tokens)
+    vectors = inputs.layer_vectors
+    if vectors is not None:
+        vectors = rows_of(vectors, inputs.output_tokens)
     blocks = 1
     plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     if plain and attended.device.type == "cpu":
         blocks = max(1, math.ceil(attended.shape[0] / ROWS_AT_ONCE))
-    rest = lambda rows, before: _feed_forward(
+    rest = lambda rows, before, vectors: _feed_forward(
         _end_attention(rows, before, weights, norm, spec.pre_norm, dropout, added, name),
         weights,
         spec,
         dropout,
         added,
+        vectors,
     )
     if blocks == 1:
-        return rest(attended, residual)
-    pairs = zip(attended.chunk(blocks), residual.chunk(blocks), strict=True)
-    states = [rest(*pair) for pair in pairs]
+        return rest(attended, residual, vectors)
+    of_blocks = (None,) * blocks if vectors is None else vectors.chunk(blocks)
+    parts = zip(attended.chunk(blocks), residual.chunk(blocks), of_blocks, strict=True)
+    states = [rest(*part) for part in parts]
     x = torch.cat([block.x for block in states])
     return LayerState(x, torch.cat([block.residual for block in states]) if spec.pre_norm else x)
 
@@ -202,7 +215,7 @@ def run_with_queries(layer_call: LayerCall, queries: Tensor) -> Tensor:
     h = _end_attention(
         attended, z, w, spec.attention_norm, False, dropout, LayerAdaptation(), "attention_out"
     )
-    return _feed_forward(h, w, spec, dropout, LayerAdaptation()).x
+    return _feed_forward(h, w, spec, dropout, LayerAdaptation(), None).x
 
 
 def _end_attention(
@@ -236,6 +249,7 @@ def _feed_forward(
     spec: LayerSpec,
     dropout: LayerDropout,
     added: LayerAdaptation,
+    vectors: Tensor | None,
 ) -> LayerState:
     # The bias of the linear layer before the activation is added by the activation's kernel.
     product = stacked_linear(h.x, w.up_weights, (None,) * len(w.up_weights))
@@ -244,29 +258,39 @@ def _feed_forward(
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
     inner, _ = drop(inner, dropout.inner)
-    return _end_sublayer(
+    out_norm = (w.out_norm_weight, w.out_norm_bias)
+    down = (
         added.to_output("down", linear(inner, w.down_weight), inner),
         h.residual,
-        (w.down_bias, w.out_norm_weight, w.out_norm_bias),
+        (w.down_bias, *(out_norm if vectors is None else (None, None))),
         spec.out_norm,
         spec.pre_norm,
         (dropout.down, dropout.rng_states[2]),
         added.after_feed_forward,
         w.down_own_norm_weight,
     )
+    if vectors is None:
+        return _end_sublayer(*down)
+    v = w.layer_vectors
+    assert v is not None  # every layer with vectors has these weights
+    products = (lambda x: linear(x, v.gate), lambda x: linear(x, v.out))
+    return add_gated(_end_sublayer(*down).residual, vectors, w, spec, *products)
 
 
 def _end_sublayer(
     y: Tensor,
     residual: Tensor,
-    affine: tuple[Tensor | None, Tensor, Tensor | None],
+    affine: tuple[Tensor | None, Tensor | None, Tensor | None],
     norm: NormSpec,
     pre_norm: bool,
     dropout: tuple[float, Tensor | None],
     bottleneck: Bottleneck | None,
     own_norm_weight: Tensor | None,
 ) -> LayerState:
-    """The next sublayer's state: x = Norm(residual + dropout(OwnNorm(y + x_bias))), and its residual."""
+    """The next sublayer's state: x = Norm(residual + dropout(OwnNorm(y + x_bias))), and its residual.
+
+    Args: affine: the bias of y, and weight and bias of the norm. Without weight, the state is the sum.
+    """
     (x_bias, weight, bias), (dropout_p, rng_state) = affine, dropout
     if own_norm_weight is not None:
         y, x_bias = rms_norm(y, own_norm_weight, x_bias=x_bias, eps=norm.eps), None
@@ -274,6 +298,10 @@ def _end_sublayer(
         biased = y if x_bias is None else y + x_bias.to(y.dtype)
         y = bottleneck(F.dropout(biased, dropout_p)).to(residual.dtype)
         x_bias, dropout_p = None, 0.0
+    if weight is None:
+        biased = y if x_bias is None else y + x_bias.to(y.dtype)
+        total = residual + F.dropout(biased, dropout_p)
+        return LayerState(total, total)
     function = rms_norm if norm.norm_type == "rms" else partial(layer_norm, bias=bias)
     ended = function(
         y,

@@ -26,6 +26,9 @@ GLOBAL_TOKENS = frozenset({"global_tokens"})
 # The features of RMSNorm of queries and keys, and of norms of the sublayers' outputs.
 HEAD_NORMS = frozenset({"head_norm_eps", "query_norm_weight", "key_norm_weight"})
 OWN_NORMS = frozenset({"own_norms", "attention_own_norm_weight", "down_own_norm_weight"})
+# The features of a third sublayer, which vectors of the layer gate, and of RMSNorm of values.
+LAYER_VECTORS = frozenset({"layer_vector_size", "layer_vectors"})
+VALUE_NORMS = frozenset({"normalises_values"})
 # The features of block-sparse attention (fastenc.nn.block_plan).
 BLOCK_SPARSE = frozenset({"block_size", "random_blocks", "block_plan"})
 # The feature of keys that nobody sees, such as padding.
@@ -45,6 +48,13 @@ class PackedCross(NamedTuple):
     out: Tensor
 
 
+class PackedVectors(NamedTuple):
+    """As :class:`PackedWeights`, of the sublayer that a layer's vectors gate."""
+
+    gate: Tensor
+    out: Tensor
+
+
 class PackedWeights(NamedTuple):
     """A layer's weights, each packed by :func:`fastenc.ops.gemm.pack_weight`."""
 
@@ -53,6 +63,7 @@ class PackedWeights(NamedTuple):
     up: Tensor
     down: Tensor
     cross: PackedCross | None = None
+    vectors: PackedVectors | None = None
 
 
 class Int8Weights(NamedTuple):
@@ -61,6 +72,7 @@ class Int8Weights(NamedTuple):
     Fields:
         gate: of a gated ``up`` the half that is not activated, or None.
         bf16_attention: whether attention multiplies bfloat16.
+        vectors: of the sublayer that a layer's vectors gate, or None.
     """
 
     qkv: Tensor
@@ -69,6 +81,7 @@ class Int8Weights(NamedTuple):
     gate: Tensor | None
     down: Tensor
     bf16_attention: bool
+    vectors: PackedVectors | None = None
 
 
 class FixedArguments(NamedTuple):

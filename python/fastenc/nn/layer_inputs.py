@@ -53,6 +53,7 @@ class AttentionInputs(NamedTuple):
         key_bias: float32 (total_tokens,), added to every score of a key, -inf for keys that nobody sees; or None.
         output_tokens: int64 (n,), the indices of the tokens of which the layer's output is needed, or None for all. All
             tokens are attended to; what follows attention is computed for these only.
+        layer_vectors: (total_tokens, layer_vector_size), the layer's vector of each token, or None.
     """
 
     cu_seqlens: Tensor
@@ -68,6 +69,7 @@ class AttentionInputs(NamedTuple):
     global_tokens: Tensor | None = None
     key_bias: Tensor | None = None
     output_tokens: Tensor | None = None
+    layer_vectors: Tensor | None = None
 
 
 class LayerState(NamedTuple):

@@ -51,6 +51,7 @@ class AttentionSpec:
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
         head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
+        normalises_values: each head's values have that norm too, without a weight.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 
@@ -66,6 +67,7 @@ class AttentionSpec:
     key_heads: int = 0
     head_norm_eps: float | None = None
     rotates_neighbours: bool = False
+    normalises_values: bool = False
 
     @property
     def sorts_qkv(self) -> bool:
@@ -149,9 +151,12 @@ class LayerSpec:
             whose keys are those of a source, with heads as in ``attention``; None: the layer has no such sublayer.
         own_norms: a sublayer's output has a norm of its own before it is added, like ``attention_norm`` or ``out_norm``
             but with another weight (Gemma).
+        layer_vector_size: width of the vector that each token has for this layer, and that gates a third sublayer
+            (:mod:`fastenc.nn.layer_vectors`); 0: no such sublayer. The feed-forward sublayer then ends without a norm.
         features: the names of all fields, also of the descriptions inside, that have another value than the default.
         norm_types: the types of the norms that end the sublayers.
-    Raises: ValueError for ``own_norms`` with ``cross_norm``: no family has a norm of that sublayer's output.
+    Raises: ValueError for ``own_norms`` with ``cross_norm``: no family has a norm of that sublayer's output; and for
+        ``layer_vector_size`` without ``pre_norm``, ``own_norms`` and RMSNorm.
     """
 
     attention: AttentionSpec
@@ -161,6 +166,7 @@ class LayerSpec:
     pre_norm: bool = False
     cross_norm: NormSpec | None = None
     own_norms: bool = False
+    layer_vector_size: int = 0
     features: frozenset[str] = field(init=False, repr=False, compare=False)
     norm_types: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -170,7 +176,12 @@ class LayerSpec:
                 "a layer with own_norms cannot attend to a source, got cross_norm: own norms of that sublayer's output "
                 "are not computed"
             )
-        object.__setattr__(self, "features", features_of(self))
         norms = (self.attention_norm, self.cross_norm, self.out_norm)
         types = frozenset(norm.norm_type for norm in norms if norm is not None)
+        if self.layer_vector_size and not (self.pre_norm and self.own_norms and types == {"rms"}):
+            raise ValueError(
+                "a layer with layer vectors must have pre_norm, own_norms and RMSNorm, got another layer: other ends "
+                "of that sublayer are not computed"
+            )
+        object.__setattr__(self, "features", features_of(self))
         object.__setattr__(self, "norm_types", types)

@@ -29,6 +29,18 @@ class GlobalWeights(NamedTuple):
     biases: tuple[Tensor | None, ...]
 
 
+class LayerVectorWeights(NamedTuple):
+    """The weights of the sublayer that a layer's vectors gate (:mod:`fastenc.nn.layer_vectors`).
+
+    ``scale``: (1,), the factor of the layer's output.
+    """
+
+    gate: Tensor
+    out: Tensor
+    norm: Tensor
+    scale: Tensor
+
+
 # RMSNorms of queries and keys, and norms of the two sublayers' outputs, which only some families have.
 OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
 OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -65,6 +77,7 @@ class LayerWeights(NamedTuple):
     down_own_norm_weight: Tensor | None = None
     cross: CrossWeights | None = None
     global_qkv: GlobalWeights | None = None
+    layer_vectors: LayerVectorWeights | None = None
 
     def of_linear(self, name: str) -> tuple[Tensor, ...]:
         """The stacked weights of the product "qkv", "attention_out", "up" or "down"."""

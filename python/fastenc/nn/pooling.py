@@ -46,7 +46,7 @@ def check_not_empty(cu_seqlens: Tensor) -> None:
 
 
 def project(vectors: Tensor, projection: nn.Linear) -> Tensor:
-    """W x + b of pooled vectors x (batch, in_features). On a CPU threads share the columns of one vector's product."""
+    """W x + b of vectors x (batch, in_features). On a CPU threads share the columns of one vector's product."""
     return linear_in_one_order(vectors, projection.weight, projection.bias)
 
 

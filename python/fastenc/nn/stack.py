@@ -20,6 +20,7 @@ from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_dropout import LayerDropout, with_rng_states
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, Source
 from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
+from fastenc.nn.layer_vectors import LayerVectorTable, layer_vectors
 from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.relative_bias import RelativeBiasSpec, layer_biases
 from fastenc.nn.relative_positions import PositionTable, RelativePositionSpec, relative_positions
@@ -141,6 +142,7 @@ class StackModules(NamedTuple):
         frozen: for each of ``layers`` the copies that :func:`fastenc.freeze` made, or None.
         position_table: the table of relative positions, or None.
         convolution: the weights of the convolution after layer 0, or None.
+        layer_vectors: what makes the vectors of layers that have such, or None.
     """
 
     layers: Sequence[StackLayer]
@@ -151,6 +153,7 @@ class StackModules(NamedTuple):
     frozen: FrozenLayers | None
     position_table: PositionTable | None = None
     convolution: ConvolutionWeights | None = None
+    layer_vectors: LayerVectorTable | None = None
 
 
 def run_stack(
@@ -215,6 +218,9 @@ def run_stack(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
         of_layer, layer = inputs(number), modules.layers[index]
+        if layer_spec.layer_vector_size and modules.layer_vectors is not None:
+            vectors = layer_vectors(x, modules.layer_vectors, number, layer_spec)
+            of_layer = of_layer._replace(layer_vectors=vectors)
         if visit_input is not None:
             visit_input(number, state.x, of_layer)
         arguments = (state, of_layer, layer_spec, dropouts[number])

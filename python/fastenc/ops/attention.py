@@ -16,7 +16,8 @@ from fastenc.packing import check_cu_seqlens
 from fastenc.reference import attention as reference
 from fastenc.reference.rotary import rotary as rotate_reference
 
-WIDEST = 256  # the widest head that the kernels take
+WIDEST = 512  # the widest head that the C++ kernels take
+WIDEST_TRITON = 256
 WIDEST_FLOAT32 = 128  # the widest float32 head that the Triton kernels take
 
 declare("attention", "cpp", "triton", "cudnn")
@@ -79,7 +80,7 @@ def attention(
         num_key_heads: for grouped queries, the number of heads of keys and values, which divides num_heads. Head h of
             the queries reads head h // (num_heads / num_key_heads). Nothing is copied, except by cuDNN.
         return_lse: also return softmax_lse, the natural logarithm of sum_j exp(s[i, j]); -inf without a key.
-        impl: "auto", "cpp" (head_dim a multiple of 16 up to 256), "triton" (head_dim up to 256, in float32 up to 128),
+        impl: "auto", "cpp" (head_dim a multiple of 16 up to 512), "triton" (head_dim up to 256, in float32 up to 128),
             "reference" or "cudnn". "auto" never takes "cudnn", cuDNN's kernels through PyTorch: float16 or bfloat16, no
             empty sequences, no window, biases, rotary, rng_state or return_lse; it copies q, k and v, and its dropout
             mask is not the library's. Up to PyTorch 2.13 its gradient takes sequences of at most head_dim tokens.
@@ -340,8 +341,8 @@ def _reference(
 
 def triton_limit(head_dim: int, dtype: torch.dtype) -> str | None:
     """Why the Triton kernels do not take heads of this size and dtype, or None."""
-    if not 0 < head_dim <= WIDEST:
-        return f"head_dim must be at most {WIDEST}, got {head_dim}"
+    if not 0 < head_dim <= WIDEST_TRITON:
+        return f"head_dim must be at most {WIDEST_TRITON}, got {head_dim}"
     if head_dim > WIDEST_FLOAT32 and dtype.itemsize > 2:
         return (
             f"head_dim must be at most {WIDEST_FLOAT32} in {dtype}, got {head_dim}: wider heads spill registers, use "

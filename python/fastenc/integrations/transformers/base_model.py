@@ -13,6 +13,7 @@ from fastenc.integrations.transformers.hooks import has_global_hooks
 from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
+from fastenc.nn.pooling import project
 from fastenc.nn.stack import run_stack
 from fastenc.ops import dispatch, unpack
 from fastenc.ops.derivatives import in_forward_mode
@@ -34,7 +35,7 @@ class PackedRun(NamedTuple):
     """The results of the layers in packed layout.
 
     Fields:
-        last: (total_tokens, hidden_size), the last state, or the rows of the chosen tokens.
+        last: (total_tokens, output_size), the encoder's output, or the rows of the chosen tokens.
         states: the embeddings' output and each layer's output, or None for a state that was not requested.
         batch: the packed batch.
         tied_weight: the word embeddings' weight for a tied decoder (:func:`fastenc.ops.tied_embedding_layer_norm`).
@@ -227,6 +228,9 @@ def run(
         # The embeddings' output has the own forward's dtype already.
         kept.append(None if number not in wanted else state.to(dtype) if number else state)
     last = state.to(dtype) if kept[-1] is None else kept[-1]
+    projection = reading.modules.get("output_projection")
+    if projection is not None:
+        last = project(last, projection)
     return PackedRun(last, tuple(kept), batch, tied_weight, output_tokens)
 
 

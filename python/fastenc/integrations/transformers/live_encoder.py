@@ -16,6 +16,8 @@ from fastenc.integrations.transformers.live_layer import (
     LINEARS,
     NORMS,
     POSITIONS,
+    SCALE,
+    VECTORS,
     LiveLayer,
 )
 from fastenc.integrations.transformers.live_model import (
@@ -106,6 +108,12 @@ class LiveEncoder:
             frozenset({POOLER}),
             frozenset(path for paths in linears for path in paths),
             frozenset(self._dropouts.values()),
+            frozenset(
+                path
+                for ours, paths in self._names.items()
+                if ours.endswith(SCALE)
+                for path in paths
+            ),
         )
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
@@ -222,17 +230,22 @@ class LiveEncoder:
         module = model.get_submodule(path)
         modules = {
             name: tuple(map(model.get_submodule, self._names[f"layers.{index}.{name}"]))
-            for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS)
+            for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS, *VECTORS)
             if f"layers.{index}.{name}" in self._names
         }
-        biases = [self._names.get(f"layers.{index}.{name}", ("",))[0] for name in BIASES]
-        owned = [path.rpartition(".") for path in biases if path]
+        owned = lambda names: [
+            (model.get_submodule(owner), name)
+            for ours in names
+            for path in self._names.get(f"layers.{index}.{ours}", ())
+            for owner, _, name in [path.rpartition(".")]
+        ]
         return LiveLayer(
             module,
             {name: tuple(map(base_linear, several)) for name, several in modules.items()},
             self._dropout(model, index) if module.training else NO_DROPOUT,
             _added(modules),
-            tuple((model.get_submodule(owner), name) for owner, _, name in owned),
+            tuple(owned(BIASES)),
+            next(iter(owned((SCALE,))), None),
             self.stack.of_module(index),
         )
 

@@ -14,6 +14,7 @@ from fastenc.nn.layer_weights import (
     OWN_NORMS,
     CrossWeights,
     GlobalWeights,
+    LayerVectorWeights,
     LayerWeights,
     norm_factor,
     own_norm_factors,
@@ -29,6 +30,9 @@ BIASES = ("query_bias", "value_bias")
 # Those of a decoder's attention to the encoder's states.
 CROSS = ("cross.query", "cross.key_value", "cross.out")
 NORMS = ("attention_norm", "cross.norm", "out_norm")
+# Those of a sublayer that a layer's vectors gate, and the buffer with the layer's scale.
+VECTORS = ("vectors.gate", "vectors.out", "vectors.norm")
+SCALE = "vectors.scale"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class LiveLayer:
         dropouts: the dropout probabilities, 0 in evaluation.
         added: the additions of PEFT's LoRA, active or not, or of :mod:`fastenc.adapt`; None without additions.
         biases: (module, name in it) of the parameters that are the biases of q and v, where k has none.
+        scale: (module, name in it) of the buffer with the layer's scale, or None.
         spec: the description of the layer.
         has_more_weights: whether the layer has weights that only some families have.
     """
@@ -50,11 +55,12 @@ class LiveLayer:
     dropouts: LayerDropout
     added: LayerAdaptation | None
     biases: tuple[tuple[nn.Module, str], ...]
+    scale: tuple[nn.Module, str] | None
     spec: LayerSpec
     has_more_weights: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        rare = (*POSITIONS, *OWN_NORMS, *CROSS, GLOBAL_QKV)
+        rare = (*POSITIONS, *OWN_NORMS, *CROSS, *VECTORS, GLOBAL_QKV)
         object.__setattr__(self, "has_more_weights", not self.modules.keys().isdisjoint(rare))
 
     def weights(self) -> LayerWeights:
@@ -84,6 +90,7 @@ class LiveLayer:
             *own_norm_factors(map(self._rare, OWN_NORMS), self.spec.out_norm),
             cross=self._cross() if "cross.query" in m else None,
             global_qkv=self._global_qkv() if GLOBAL_QKV in m else None,
+            layer_vectors=self._layer_vectors() if self.scale is not None else None,
         )
 
     def _qkv_biases(self) -> tuple[Tensor | None, ...]:
@@ -100,6 +107,12 @@ class LiveLayer:
         linears = self.modules[GLOBAL_QKV]
         weights = tuple(linear.weight for linear in linears)
         return GlobalWeights(weights, tuple(linear.bias for linear in linears))
+
+    def _layer_vectors(self) -> LayerVectorWeights:
+        assert self.scale is not None  # weights() has seen it
+        module, name = self.scale
+        gate, out, norm = (self.modules[each][0].weight for each in VECTORS)
+        return LayerVectorWeights(gate, out, norm, module.get_buffer(name))
 
     def _cross(self) -> CrossWeights:
         (query,), (out,), (norm,) = (

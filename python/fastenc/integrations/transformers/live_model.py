@@ -159,11 +159,13 @@ class Allowed(NamedTuple):
         called: modules that are called, not replaced, so that they may differ in any way.
         linears: linear layers, which may have LoRA.
         dropouts: dropout modules, whose probability may differ.
+        buffers: buffers that are read in every call, so that their values may differ.
     """
 
     called: frozenset[str] = frozenset()
     linears: frozenset[str] = frozenset()
     dropouts: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
 
 
 def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "") -> str | None:
@@ -189,7 +191,8 @@ def first_difference(live: Any, expected: Any, allowed: Allowed, path: str = "")
     read = READ_LIVE | {"p"} if path in allowed.dropouts else READ_LIVE
     difference = _other_attribute(live.__dict__, expected.__dict__, read, type(live), not path)
     if difference is None:
-        difference = _other_buffer(live._buffers, expected._buffers)
+        free = {name.removeprefix(f"{path}.") for name in allowed.buffers}
+        difference = _other_buffer(live._buffers, expected._buffers, free)
     if difference is not None:
         return f"{difference} of {name} was changed"
     children = {key: m for key, m in live._modules.items() if not isinstance(m, FrozenWeights)}
@@ -257,12 +260,15 @@ def _same(live: Any, new: Any) -> bool:
     return not callable(live)
 
 
-def _other_buffer(live: dict, expected: dict) -> str | None:
+def _other_buffer(live: dict, expected: dict, free: set[str]) -> str | None:
+    """The name of a buffer that is missing or has other values, or None. free: names whose values may differ."""
     if live.keys() != expected.keys():
         return "the set of buffers"
     for key, value in live.items():
         new = expected[key]
-        if (value is None) != (new is None) or not (value is None or _same_values(value, new)):
+        if (value is None) != (new is None):
+            return key
+        if value is not None and key not in free and not _same_values(value, new):
             return key
     return None
 

@@ -14,6 +14,7 @@ from fastenc.integrations.transformers.live_model import (
 from fastenc.models.checkpoint import is_table
 from fastenc.nn.convolution import ConvolutionWeights
 from fastenc.nn.frozen_layers import FrozenLayers
+from fastenc.nn.layer_vectors import LayerVectorTable
 from fastenc.nn.relative_positions import position_table
 from fastenc.nn.stack import StackModules
 from fastenc.ops import dispatch
@@ -60,7 +61,12 @@ class Reading(NamedTuple):
                 self.modules.get("relative_positions"), self.modules.get("position_norm")
             ),
             self._convolution(),
+            self._layer_vectors(),
         )
+
+    def _layer_vectors(self) -> LayerVectorTable | None:
+        made, norm = (self.modules.get(f"layer_vectors.{name}") for name in ("projection", "norm"))
+        return None if made is None or norm is None else LayerVectorTable(made.weight, norm.weight)
 
     def _convolution(self) -> ConvolutionWeights | None:
         conv, norm = (self.modules.get(f"convolution.{name}") for name in ("conv", "norm"))

@@ -69,6 +69,10 @@ class PatchedEncoder(Encoder):
         return self._read().modules.get("first_norm")
 
     @property
+    def output_projection(self) -> Any:  # type: ignore[override]
+        return self._read().modules.get("output_projection")
+
+    @property
     def relative_positions(self) -> Any:  # type: ignore[override]
         return self._read().modules.get("relative_positions")
 

@@ -77,14 +77,16 @@ class Lora:
             )
         return tuple(target for target in known if target in targets)
 
-    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, path: str, config: EncoderConfig) -> LayerAdaptation:
         low_rank, targets = {}, self.targets_of(config)
         for name, names in config.architecture.lora_targets(config).items():
             wanted = [target for target in names if target in targets]
             if wanted:
                 weights = layer.weights().of_linear(name)
                 out_features = sum(weight.shape[0] for weight in weights)
-                each = config.architecture.stacked_rows(config, name, out_features, len(names))
+                each = config.architecture.stacked_rows(
+                    config, f"{path}.{name}", out_features, len(names)
+                )
                 rows = dict(zip(names, each, strict=True))
                 scale = self.alpha / self.rank
                 low_rank[name] = LowRank(
@@ -117,7 +119,7 @@ class Adapters:
     def __post_init__(self) -> None:
         _at_least_one("size", self.size)
 
-    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, path: str, config: EncoderConfig) -> LayerAdaptation:
         width = config.hidden_size
         return LayerAdaptation(
             after_attention=Bottleneck(width, self.size),
@@ -139,7 +141,7 @@ class PrefixTuning:
     def __post_init__(self) -> None:
         _at_least_one("length", self.length)
 
-    def layer(self, layer: AdaptableLayer, config: EncoderConfig) -> LayerAdaptation:
+    def layer(self, layer: AdaptableLayer, path: str, config: EncoderConfig) -> LayerAdaptation:
         rows = sum(weight.shape[0] for weight in layer.weights().qkv_weights)
         return LayerAdaptation(prefix=torch.randn(self.length, 2, rows // 3))
 

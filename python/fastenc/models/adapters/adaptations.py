@@ -101,8 +101,8 @@ def new_modules(encoder: "Encoder", adaptation: Adaptation) -> Additions:
         start = encoder.embeddings.normalised(weight[tokens])
         return Additions(prompt=nn.Parameter(start.detach().clone()))
     layers = [
-        adaptation.layer(layer, encoder.config).to(weight).train(layer.training)
-        for layer in _layers(encoder)
+        adaptation.layer(layer, f"layers.{i}", encoder.config).to(weight).train(layer.training)
+        for i, layer in enumerate(_layers(encoder))
     ]
     parts = adaptation.parts(encoder) if isinstance(adaptation, Lora) else None
     return Additions(layers, None if parts is None else parts.to(weight).train(encoder.training))

@@ -9,6 +9,7 @@ from fastenc.models.architectures.deberta import Deberta
 from fastenc.models.architectures.deberta_v2 import DebertaV2
 from fastenc.models.architectures.distilbert import DistilBert
 from fastenc.models.architectures.electra import Electra
+from fastenc.models.architectures.embedding_gemma2 import EmbeddingGemma2
 from fastenc.models.architectures.ernie import Ernie
 from fastenc.models.architectures.esm import Esm
 from fastenc.models.architectures.eurobert import EuroBert
@@ -65,6 +66,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         EuroBert,
         Qwen3,
         Gemma3,
+        EmbeddingGemma2,
         Esm,
         UltraBert,
     )

@@ -6,6 +6,7 @@ the path of its module. So one table of names is used for loading a file and for
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +26,9 @@ from fastenc.ops.activation import ACTIVATIONS
 
 if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
+
+
+QKV = re.compile(r"(?:^|\.)layers\.(\d+)\.qkv$")
 
 
 class Architecture:
@@ -282,6 +286,10 @@ class Architecture:
         """The probability of dropout on the last layer's output."""
         return 0.0
 
+    def output_projection(self, config: EncoderConfig) -> int | None:
+        """The width of the encoder's output, which a linear layer makes after the last norm; None without it."""
+        return None
+
     def kept_linears(self, config: EncoderConfig) -> dict[str, tuple[int, int]]:
         """Name → (inputs, outputs) of linear layers that checkpoints have, and that the encoder only keeps."""
         return {}
@@ -441,8 +449,9 @@ class Architecture:
 
     def stacked_rows(self, config: EncoderConfig, module: str, rows: int, count: int) -> list[int]:
         """How the ``rows`` of our module's weight are divided among ``count`` layers of a checkpoint."""
-        if module.rpartition(".")[2] == "qkv" and count == 3:
-            heads = self.layer(config, 0).attention.heads
+        of_layer = QKV.search(module)
+        if of_layer and count == 3:
+            heads = self.layer(config, int(of_layer[1])).attention.heads
             return [rows // sum(heads) * each for each in heads]
         return [rows // count] * count
 

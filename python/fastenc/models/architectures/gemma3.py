@@ -56,7 +56,7 @@ class Gemma3(Qwen3):
 
     def check_rotary(self, values: ConfigValues) -> None:
         for layer_type in THETA:
-            read_scaling(_rope(values, layer_type), self.defaults["max_positions"])
+            read_scaling(rope_of(values, layer_type), self.defaults["max_positions"])
 
     def layer(self, config, number: int) -> LayerSpec:
         spec = super().layer(config, number)
@@ -77,7 +77,7 @@ class Gemma3(Qwen3):
         layer_type = self.layer_type(config, number)
         old, default = THETA[layer_type]
         theta = config.extra.get(old, default)
-        rope = _rope(config.extra, layer_type)
+        rope = rope_of(config.extra, layer_type)
         return read_rotary(rope, config.head_dim, theta, config.max_positions)
 
     def embedding_scale(self, config) -> float:
@@ -103,7 +103,7 @@ class Gemma3(Qwen3):
         return SLIDING if (number + 1) % every else FULL
 
 
-def _rope(values: ConfigValues, layer_type: str) -> ConfigValues:
+def rope_of(values: ConfigValues, layer_type: str) -> ConfigValues:
     """The rope_parameters of a type of layers. In older files ``rope_scaling`` is that of layers without a window."""
     given = (values.get("rope_parameters") or {}).get(layer_type)
     if given is None and layer_type == FULL:

@@ -134,7 +134,7 @@ class Vectors:
 
     @property
     def width(self) -> int:
-        return self.truncate_dim or self.encoder.config.hidden_size
+        return self.truncate_dim or self.encoder.config.output_size
 
     def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for the vectors of so many texts, of this dtype or the model's."""
@@ -183,7 +183,7 @@ def vectors_of(
     settings = encoder.sentence or SentenceSettings()
     pooling = settings.pooling if pooling is None else pooling
     check_pooling(pooling, encoder.config.num_layers)
-    width = encoder.config.hidden_size
+    width = encoder.config.output_size
     if truncate_dim is not None and not 1 <= truncate_dim <= width:
         raise ValueError(
             f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"

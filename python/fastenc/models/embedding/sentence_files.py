@@ -135,14 +135,14 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     where = {module_type: member(folder, path, folder / MODULES) for module_type, path in modules}
     linear = [member(folder, path, folder / MODULES) for name, path in modules if name == "Dense"]
     follow = after[1 : 1 + len(linear)] == ["Dense"] * len(linear)  # the pooling
-    dense = _dense(linear, config.hidden_size) if follow else ()
+    dense = _dense(linear, config.output_size) if follow else ()
     if dense:
         after = after[:1] + after[1 + len(dense) :]
     standardization = Standardization.of(dense[0]) if len(dense) == 1 else None
     if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
             f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules that end at the width "
-            f"{config.hidden_size}, without activation or with tanh, and optionally Normalize, got "
+            f"{config.output_size}, without activation or with tanh, and optionally Normalize, got "
             f"{', '.join(module_types)}: use sentence-transformers for other steps"
         )
     values = json_in(where["Pooling"] / "config.json")
@@ -157,7 +157,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
             "sentence-transformers"
         )
     main = main_in(folder)
-    kept = main.get("truncate_dim") or config.hidden_size
+    kept = main.get("truncate_dim") or config.output_size
     return SentenceSettings(
         pooling,
         "Normalize" in module_types,
@@ -168,7 +168,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         () if standardization is not None else dense,
         main.get("default_prompt_name"),
         main.get("similarity_fn_name") or "cosine",
-        kept if kept < config.hidden_size else None,
+        kept if kept < config.output_size else None,
     )
 
 
@@ -216,7 +216,7 @@ def write_settings(
     flat = "mean" if settings.pooling == "last-four" else settings.pooling
     flags = {name: flat == pooling for pooling, name in FLAGS.items()}
     pooling = {
-        "word_embedding_dimension": config.hidden_size,
+        "word_embedding_dimension": config.output_size,
         **flags,
         "include_prompt": settings.include_prompt,
     }

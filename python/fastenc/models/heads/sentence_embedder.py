@@ -68,7 +68,7 @@ class SentenceEmbedder(PretrainedModel):
     ):
         super().__init__(config)
         self.loss = EmbeddingLoss(**{**loss, "matryoshka": tuple(loss.get("matryoshka", ()))})
-        self.loss.check_width(config.hidden_size)
+        self.loss.check_width(config.output_size)
         if matryoshka_layers and config.num_layers < 2:
             raise ValueError(
                 f"matryoshka_layers needs a model of two layers or more, got {config.num_layers}: leave it out"
@@ -168,7 +168,8 @@ class SentenceEmbedder(PretrainedModel):
         else:
             output = self.encoder(batch, output_hidden_states=(layer,), pooled=False)
             assert output.hidden_states is not None
-            states = (output.last_hidden_state, output.hidden_states[layer])
+            earlier = self.encoder.project_output(output.hidden_states[layer])
+            states = (output.last_hidden_state, earlier)
             each = [pool(state, batch.cu_seqlens, pooling) for state in states]
             vectors = torch.stack([*map(self.settings.after_pooling, each)], 1)
         return F.normalize(vectors, dim=-1) if self.settings.normalize else vectors

@@ -59,7 +59,7 @@ class SpanClassifier(PretrainedModel):
         self.max_span_words, self.length_embedding = max_span_words, length_embedding
         self.nested, self.null_offset = nested, null_offset
         self.encoder = Encoder(config.replace(pooler=False))
-        width, classes = config.hidden_size, len(self.label_names) + 1
+        width, classes = config.output_size, len(self.label_names) + 1
         self.head: BiaffineScores | BoundaryScores
         if representation == "biaffine":
             self.head = BiaffineScores(width, classes, span_size)

@@ -15,14 +15,18 @@ from fastenc.nn.layer_call import (
     GLOBAL_TOKENS,
     HEAD_NORMS,
     KEY_BIAS,
+    LAYER_VECTORS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    VALUE_NORMS,
     LayerCall,
 )
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
+from fastenc.nn.layer_vectors import add_gated
 from fastenc.nn.ways.cpu_attention import (
     attend,
     attends_separately,
+    product,
     project_qkv,
     run_cross_attention,
 )
@@ -54,7 +58,9 @@ TAKES = frozenset(
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
     | HEAD_NORMS
+    | VALUE_NORMS
     | OWN_NORMS
+    | LAYER_VECTORS
     | BLOCK_SPARSE
     | KEY_BIAS
     | OUTPUT_TOKENS
@@ -119,7 +125,21 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         attended, before = run_cross_attention(attended, layer_call)
     given = after_attention_arguments(w, packed, spec) if fixed is None else fixed.after_attention
     attended, before = (rows_of(each, inputs.output_tokens) for each in (attended, before))
-    return after_attention(attended, before, given, spec.pre_norm)
+    end = after_attention(attended, before, given, spec.pre_norm)
+    return end if inputs.layer_vectors is None else _add_gated(end.residual, layer_call)
+
+
+def _add_gated(s: Tensor, layer_call: LayerCall) -> LayerState:
+    w, packed, inputs = layer_call.weights, layer_call.prepared.packed, layer_call.inputs
+    v, of_vectors = w.layer_vectors, None if packed is None else packed.vectors
+    assert v is not None and inputs.layer_vectors is not None  # the caller has seen them
+    gate, out = (None, None) if of_vectors is None else of_vectors
+    products = (
+        lambda x: product(x, (v.gate,), (None,), gate).to(x.dtype),
+        lambda x: product(x, (v.out,), (None,), out).to(x.dtype),
+    )
+    vectors = rows_of(inputs.layer_vectors, inputs.output_tokens)
+    return add_gated(s, vectors, w, layer_call.spec, *products)
 
 
 def attend_in_one_op(few_rows: bool, x: Tensor, inputs: AttentionInputs, fixed: tuple) -> Tensor:

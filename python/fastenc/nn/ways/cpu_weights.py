@@ -8,6 +8,7 @@ from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import (
     FixedArguments,
     PackedCross,
+    PackedVectors,
     PackedWeights,
     ProjectedPositions,
 )
@@ -35,6 +36,10 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
             f"{rows} (hidden), {columns} (inner) and {a.head_dim} (a head)"
         )
     widest = 128 if a.position_terms or a.block_size or a.global_attention else WIDEST
+    if spec.layer_vector_size % 16:
+        return (
+            f"layer vectors must have a multiple of 16 numbers, they have {spec.layer_vector_size}"
+        )
     if a.head_dim > widest:
         return f"head_dim must be at most {widest}, it is {a.head_dim}"
     if len(spec.norm_types) > 1:
@@ -66,7 +71,7 @@ def multiplies_pairs(weights: LayerWeights) -> bool:
 
 
 def pack(weights: LayerWeights) -> PackedWeights:
-    w, c = weights, weights.cross
+    w, c, v = weights, weights.cross, weights.layer_vectors
     cross = None
     if c is not None:
         cross = PackedCross(
@@ -80,6 +85,7 @@ def pack(weights: LayerWeights) -> PackedWeights:
         gemm.pack_weight(*w.up_weights),
         gemm.pack_weight(w.down_weight),
         cross,
+        None if v is None else PackedVectors(gemm.pack_weight(v.gate), gemm.pack_weight(v.out)),
     )
 
 

@@ -5,13 +5,21 @@ the projections of global tokens, norms, activations and residuals are not in 8 
 on the batch, its order or the number of threads.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from fastenc.nn.features import given_fields, unknown_features
-from fastenc.nn.layer_call import FixedArguments, Int8Weights, LayerCall
+from fastenc.nn.layer_call import (
+    FixedArguments,
+    Int8Weights,
+    LayerCall,
+    PackedVectors,
+)
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
+from fastenc.nn.layer_vectors import add_gated
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_attention, cpu_inference, cpu_weights
 from fastenc.ops import activation, dispatch, int8_products, library
@@ -28,7 +36,7 @@ def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
-    up = int8_products.pack_int8(halves[0])
+    up, v = int8_products.pack_int8(halves[0]), w.layer_vectors
     return Int8Weights(
         int8_products.pack_int8(*w.qkv_weights),
         int8_products.pack_int8(w.attention_out_weight),
@@ -36,6 +44,7 @@ def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
         int8_products.pack_int8(halves[1]) if spec.feed_forward.gated else None,
         int8_products.pack_int8(w.down_weight),
         int8_products.attends_in_bfloat16(),
+        None if v is None else PackedVectors(*map(int8_products.pack_int8, (v.gate, v.out))),
     )
 
 
@@ -112,7 +121,16 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     attended, residual = (
         rows_of(each, inputs.output_tokens) for each in (attended, state.residual)
     )
-    return after_attention(attended, residual, fixed.after_attention, spec.pre_norm)
+    end = after_attention(attended, residual, fixed.after_attention, spec.pre_norm)
+    if inputs.layer_vectors is None or packed.vectors is None:
+        return end
+    sizes = (spec.layer_vector_size, residual.shape[1])
+    products = (
+        partial(int8_products.int8_linear, packed=weight, bias=None, columns=size)
+        for weight, size in zip(packed.vectors, sizes, strict=True)
+    )
+    vectors = rows_of(inputs.layer_vectors, inputs.output_tokens)
+    return add_gated(end.residual, vectors, w, spec, *products)
 
 
 def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> FixedArguments:
