@@ -77,7 +77,8 @@ BASE = {
             vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3
         ),
     ),
-    # Six layers of larger encoders: of jina-embeddings-v3, ESM-2 (150M), Qwen3-0.6B and EmbeddingGemma-300m.
+    # Six layers of larger encoders: of jina-embeddings-v3, ESM-2 (150M), Qwen3-0.6B, EmbeddingGemma-300m
+    # and EmbeddingGemma 2.
     "jina-embeddings-v3": (
         "JinaEmbeddingsV3Model",
         "JinaEmbeddingsV3Config",
@@ -129,6 +130,11 @@ BASE = {
             use_bidirectional_attention=True,
             use_cache=False,
         ),
+    ),
+    "embedding_gemma2": (
+        "EmbeddingGemma2TextModel",
+        "EmbeddingGemma2TextConfig",
+        dict(vocab_size=VOCABULARY, num_hidden_layers=6),
     ),
 }
 LONG = ("modernbert",)  # families that read 2,048 tokens
@@ -274,8 +280,8 @@ def training_step(models: dict, batch: Batch, *tolerances: float) -> dict[str, d
 
     Args: tolerances: of the gradients, as in :func:`benchmarks._formats.largest_error`.
     """
-    hidden = models["fastenc"].config.hidden_size
-    dy = torch.randn(batch.packed.total_tokens, hidden).to(DEVICE)
+    width = models["fastenc"].config.output_size
+    dy = torch.randn(batch.packed.total_tokens, width).to(DEVICE)
 
     def step(model: torch.nn.Module, autocast: bool = ON_GPU) -> torch.Tensor:
         model.zero_grad()

@@ -55,6 +55,7 @@ FAMILIES = {
     "esm2": "ESM-2 (150M), six layers",
     "qwen3": "bidirectional Qwen3-0.6B, six layers",
     "gemma3": "EmbeddingGemma, six layers",
+    "embedding_gemma2": "EmbeddingGemma 2, six layers",
 }
 # In the table of families, a provider for each number format.
 FORMATS = ("Hugging Face, patched by fastenc", "fastenc, bfloat16, frozen", "fastenc, int8")

@@ -29,11 +29,12 @@ def scaled(**changes):
     return theirs
 
 
-def whole(**changes):
+def whole(vision=None):
     """The model with places for images and sounds."""
     text = scaled()
+    tokens = dict(image_token_id=90, video_token_id=91, audio_token_id=92)
     described = transformers.EmbeddingGemma2Config(
-        text_config=text.config, vision_config=None, audio_config=None, **changes
+        text_config=text.config, vision_config=vision, audio_config=None, **tokens
     )
     result = transformers.EmbeddingGemma2Model(described).eval()
     result.language_model.load_state_dict(text.state_dict())
@@ -89,6 +90,33 @@ def test_the_model_with_places_for_images_is_fused():
     mask = batch["attention_mask"].bool()
     for a, b in zip(output.hidden_states, expected.hidden_states, strict=True):
         close(a[mask], b[mask], atol=ROUNDING)
+
+
+@needs_cpp
+def test_a_text_with_an_image_is_fused():
+    side, pixels = 4, 4  # patches and pixels of a side
+    vision = transformers.AutoConfig.for_model(
+        "gemma4_vision",
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        patch_size=pixels,
+        pooling_kernel_size=2,
+        position_embedding_size=64,
+    )
+    theirs, batch = whole(vision), padded_batch(FAMILY)
+    batch["input_ids"][1, 2:6] = theirs.config.image_token_id
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
+    batch |= {"image_position_ids": places[None]}
+    batch |= {"pixel_values": torch.rand(1, side**2, 3 * pixels**2)}
+    with pytest.warns(UserWarning, match="Gemma4VisionModel in EmbeddingGemma2Model is not"):
+        ours = fastenc.patch(copy.deepcopy(theirs))
+    states = without_warning(lambda: real(ours(**batch), batch))
+    with torch.no_grad():
+        close(states, real(theirs(**batch), batch), atol=ROUNDING)
 
 
 def test_of_the_model_with_places_for_images_an_encoder_loads_the_texts(tmp_path):

@@ -137,6 +137,7 @@ def test_flops_of_a_model_are_those_that_its_ops_count():
         ("modernbert", {"local_attention": 80}),  # as wide as the sequences
         ("nomic_bert", {"head_dim": 20}),
         ("qwen3", {}),
+        ("embedding_gemma2", {"sliding_window": 80, "embedding_dim": 48}),
     ],
 )
 def test_flops_of_a_forward_are_those_of_transformers_own_model(family, changes):

@@ -129,9 +129,9 @@ def _bytes(tensor: Tensor) -> int:
 def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int = 0) -> float:
     """FLOPs of the matrix products of one forward, without padding. A training step has three times as many.
 
-    Those of the embeddings' projection, of the layers as their specs describe them, and of the masked-LM head. Left out
-    are products that do not depend on the texts, as those of a table of relative positions, and global tokens. Blocks
-    are those of evaluation.
+    Those of the embeddings' projection, of the layers as their specs describe them, of the output's projection, and of
+    the masked-LM head. Left out are products that do not depend on the texts, as those of a table of relative
+    positions, and global tokens. Blocks are those of evaluation.
 
     Args:
         lengths: number of tokens of each sequence.
@@ -151,8 +151,11 @@ def encoder_flops(config: EncoderConfig, lengths: Sequence[int], labelled: int =
         inner = matrices * feed_forward.intermediate_size
         rows = labelled if labelled and number == config.num_layers - 1 else tokens
         products = 2 + len(attention.position_terms)
-        flops += 2 * width * (tokens * projections + rows * inner)
+        vectors = spec.layer_vector_size
+        flops += 2 * width * (tokens * (projections + vectors) + rows * (inner + 2 * vectors))
         flops += 2 * products * heads * _pairs(attention, lengths)
+    if output := config.architecture.output_projection(config):
+        flops += 2 * width * output * (labelled or tokens)
     return flops
 
 

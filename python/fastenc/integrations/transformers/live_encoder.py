@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -73,7 +74,7 @@ class LiveEncoder:
         self._describe(model)
 
     def _describe(self, model: "PreTrainedModel") -> None:
-        self._changes = ARCHITECTURES[model.config.model_type].live_changes(model)
+        self._changes = self._architecture_of(model).live_changes(model)
         self._dtype = model.dtype
         self.config = self._read_config(model)
         architecture = self.config.architecture
@@ -118,11 +119,18 @@ class LiveEncoder:
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 
     def _read_config(self, model: "PreTrainedModel") -> EncoderConfig:
-        unwritten = ARCHITECTURES[model.config.model_type].unwritten_values(model.config)
+        architecture = self._architecture_of(model)
+        unwritten = architecture.unwritten_values(model.config)
         values = {**model.config.to_dict(), **unwritten, **self._changes}
+        values["model_type"] = architecture.name
         if not self._is_decoder:
             return EncoderConfig.from_hf(values)
         return EncoderConfig.from_hf(values | {"is_decoder": False}).decoder()
+
+    @staticmethod
+    def _architecture_of(model: "PreTrainedModel") -> Architecture:
+        # The stacks of an encoder-decoder are of other classes than the encoder alone.
+        return architecture_of(model) or ARCHITECTURES[model.config.model_type]
 
     def _take_constants(self, model: "PreTrainedModel") -> None:
         """Take the constants that the family's checkpoints have as tensors, which no configuration holds."""
@@ -345,12 +353,18 @@ class FrozenOwner:
 
 
 def architecture_of(base: Any) -> Architecture | None:
-    """The architecture for transformers' class of ``base``, or None if it is not supported."""
-    model_class, architecture = type(base), ARCHITECTURES.get(base.config.model_type)
-    if architecture is None or not model_class.__module__.startswith("transformers."):
-        return None
-    name = architecture.class_prefix + architecture.bare_class
-    return architecture if model_class.__name__ == name else None
+    """The architecture for transformers' class of ``base``, or None if it is not supported.
+
+    The configuration may be that of a model around it: DPR's BERT has a DPRConfig.
+    """
+    model_class = type(base)
+    is_theirs = model_class.__module__.startswith("transformers.")
+    return _by_class().get(model_class.__name__) if is_theirs else None
+
+
+@cache
+def _by_class() -> dict[str, Architecture]:
+    return {each.class_prefix + each.bare_class: each for each in ARCHITECTURES.values()}
 
 
 def _found(model: "PreTrainedModel", path: str) -> Any:

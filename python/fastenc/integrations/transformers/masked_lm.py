@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 def is_masked_lm(model: "PreTrainedModel", architecture: Architecture) -> bool:
     return (
         architecture.lm_head is not None
+        and type(model).__module__.startswith("transformers.")
         and type(model).__name__ == f"{architecture.class_prefix}ForMaskedLM"
     )
 
