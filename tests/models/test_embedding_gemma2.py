@@ -1,6 +1,7 @@
 """EmbeddingGemma 2: what no other family has, beside transformers."""
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -32,7 +33,7 @@ def scaled(**changes):
 def whole(vision=None):
     """The model with places for images and sounds."""
     text = scaled()
-    tokens = dict(image_token_id=90, video_token_id=91, audio_token_id=92)
+    tokens = dict(image_token_id=2, video_token_id=3, audio_token_id=4)  # no text has them
     described = transformers.EmbeddingGemma2Config(
         text_config=text.config, vision_config=vision, audio_config=None, **tokens
     )
@@ -179,3 +180,11 @@ def test_heads_of_layers_without_a_window_have_a_default():
 def test_bad_heads_of_layers(layers, message):
     with pytest.raises(ValueError, match=message):
         EncoderConfig.from_hf(config(FAMILY).to_dict() | {"per_layer_config": layers})
+
+
+def test_a_size_of_all_vectors_that_no_tensor_has(tmp_path):
+    file = save(model(FAMILY), tmp_path) / "config.json"
+    values = json.loads(file.read_text()) | {"hidden_size_per_layer_input": 2**63 - 1}
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"config\.json describes a model that cannot be built"):
+        Encoder.from_pretrained(tmp_path)

@@ -195,7 +195,7 @@ class PretrainedModel(CheckpointNames):
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # a size of more than 64 bits is a TypeError of torch
             raise ValueError(
                 f"{folder / checkpoint.CONFIG} describes a model that cannot be built ({error}): is it damaged?"
             ) from error
