@@ -19,8 +19,10 @@ from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
 
-# The features of attention that the statistics compute.
-TAKES = frozenset({"window", "key_heads", "head_norm_eps", "rotates_neighbours"})
+# The features of attention that the statistics compute, or that change only the values, which they do not read.
+TAKES = frozenset(
+    {"window", "key_heads", "head_norm_eps", "rotates_neighbours", "normalises_values"}
+)
 
 
 def visit_heads(

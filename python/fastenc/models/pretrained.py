@@ -195,7 +195,10 @@ class PretrainedModel(CheckpointNames):
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)
-        except (RuntimeError, TypeError) as error:  # a size of more than 64 bits is a TypeError of torch
+        except (
+            RuntimeError,
+            TypeError,
+        ) as error:  # a size of more than 64 bits is a TypeError of torch
             raise ValueError(
                 f"{folder / checkpoint.CONFIG} describes a model that cannot be built ({error}): is it damaged?"
             ) from error
