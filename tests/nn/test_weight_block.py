@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.models import Encoder
+from fastenc.models import Encoder, EncoderConfig
 from fastenc.nn.ways import cpu_weights
 from fastenc.ops import int8_products
 from tests.helpers.checkpoints import packed, save
-from tests.helpers.families import model, padded_batch
+from tests.helpers.families import config, model, padded_batch
+from tests.helpers.resident_memory import bytes_at_peak
 
 pytestmark = pytest.mark.skipif(
     not cpu_weights.packed_is_faster(), reason="this processor has no vector kernels"
@@ -34,9 +35,21 @@ def test_the_weights_of_a_frozen_model_share_a_block(tmp_path):
             assert value is None or torch.equal(getattr(layer.packed, name), value)
 
 
-@pytest.mark.skipif(
+needs_int8 = pytest.mark.skipif(
     not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
 )
+
+
+@needs_int8
+def test_freezing_holds_one_copy_of_the_weights():
+    sizes = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
+    encoder = Encoder(EncoderConfig.from_hf(config("bert", **sizes).to_dict())).eval()
+    grown = bytes_at_peak(lambda: fastenc.freeze(encoder, dtype="int8"))
+    held = sum(weight.nbytes for weight in weights_of(encoder))
+    assert held > 25_000_000 and grown < 1.4 * held
+
+
+@needs_int8
 @pytest.mark.parametrize("form", ["pickle", "torch.save"])
 def test_a_saved_model_has_each_weight_once(form, tmp_path):
     encoder = Encoder.from_pretrained(save(model("bert"), tmp_path), dtype="int8")

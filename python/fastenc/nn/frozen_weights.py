@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
-from fastenc.nn.layer_call import Prepared
+from fastenc.nn.layer_call import Hold, Prepared, by_itself
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stacked
 from fastenc.nn.ways import cpu_weights, int8_inference
-from fastenc.nn.weight_block import in_one_block, join, split
+from fastenc.nn.weight_block import Room, WeightBlock, join, split, without_values
 from fastenc.ops.derivatives import in_forward_mode
 
 INT8 = "int8"
@@ -67,20 +67,20 @@ class FrozenWeights(nn.Module):
 
         Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
-        quantised = quantised_layers(owner, INT8)
+        quantised = copies_of(owner, INT8)
         named = (pair for layer in layers for pair in layer.named_children())
         for name, linear in named:
             # The projections of global tokens stay in float32.
             if not isinstance(linear, nn.Linear) or name == "global_qkv":
                 continue
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
-            without_values = torch.empty_like(linear.weight, device="meta")
+            shape_alone = torch.empty_like(linear.weight, device="meta")
             del linear.weight
-            linear.weight = without_values
+            linear.weight = shape_alone
         layers_weights = [weights for weights, _ in owner.layer_weights()]
         self._layers = FrozenLayers(
             each._replace(weights=weights)
-            for each, weights in zip(in_one_block(quantised), layers_weights, strict=True)
+            for each, weights in zip(quantised, layers_weights, strict=True)
         )
         self._replaces_weights = True
 
@@ -179,70 +179,62 @@ def _replacing(block: Tensor, layers: list[Prepared]) -> FrozenWeights:
     return frozen.eval()
 
 
+@torch.no_grad()
 def copies_of(owner: WeightsOwner, dtype: str | None = None) -> list[Prepared]:
-    """The copies of every layer's weights, in 8 bits if ``dtype`` is "int8".
+    """The copies of every layer's weights in one block of memory, in 8 bits if ``dtype`` is "int8".
 
     Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
     """
-    return in_one_block(frozen_layers(owner) if dtype is None else quantised_layers(owner, dtype))
+    if dtype is not None:
+        _check_int8(owner, dtype)
+    room = Room()
+    for weights, spec in owner.layer_weights():
+        _packing(weights, spec, dtype)(without_values(weights), room.hold)
+    return [*frozen_layers(owner, dtype, WeightBlock(room.size).hold)]
 
 
-def frozen_layers(owner: WeightsOwner) -> list[Prepared]:
+@torch.no_grad()
+def frozen_layers(
+    owner: WeightsOwner, dtype: str | None = None, hold: Hold = by_itself
+) -> Iterator[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
-    with torch.no_grad():
-        rows = owner.position_rows()
-        return [
-            with_fixed_arguments(_frozen(weights, spec, rows), weights, spec)
-            for weights, spec in owner.layer_weights()
-        ]
+    rows = owner.position_rows()
+    for weights, spec in owner.layer_weights():
+        copies = _packing(weights, spec, dtype)(weights, hold)._replace(weights=weights)
+        if copies.stacked is None:
+            copies = copies._replace(positions=cpu_weights.project(rows, weights, spec))
+        yield with_fixed_arguments(copies, weights, spec)
 
 
-def _frozen(weights: LayerWeights, spec: LayerSpec, rows: Tensor | None) -> Prepared:
+def _packing(
+    weights: LayerWeights, spec: LayerSpec, dtype: str | None
+) -> Callable[[LayerWeights, Hold], Prepared]:
+    """What brings a layer's weights into the form in which it runs."""
+    if dtype == INT8:
+        return lambda w, hold: Prepared(int8=int8_inference.pack(w, spec, hold))
     if cpu_weights.weights_reason(weights, spec) or cpu_weights.packing_reason(weights):
-        return Prepared(weights, stacked=stacked(weights))
-    return Prepared(
-        weights,
-        packed=cpu_weights.pack(weights),
-        positions=cpu_weights.project(rows, weights, spec),
-    )
+        return lambda w, hold: Prepared(stacked=stacked(w))
+    return lambda w, hold: Prepared(packed=cpu_weights.pack(w, hold))
 
 
-def quantised_layers(owner: WeightsOwner, dtype: str) -> list[Prepared]:
-    """The weights of every layer in 8 bits.
-
-    Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits.
-    """
+def _check_int8(owner: WeightsOwner, dtype: str) -> None:
+    """Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits."""
     if dtype != INT8:
         raise ValueError(
             f'the dtype of frozen weights must be "int8" or None, got {dtype!r}: give one of them'
         )
-    layers = owner.layer_weights()
     for number, reason in enumerate(int8_reasons(owner)):
         if reason is not None:
             raise ValueError(
                 f"layer {number} of the model cannot run in int8: {reason}: leave out dtype"
             )
-    with torch.no_grad():
-        for number, (weights, _) in enumerate(layers):
-            for tensor in weights.tensors():
-                if not tensor.isfinite().all():
-                    raise ValueError(
-                        f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
-                        f"in layer {number}: load other weights"
-                    )
-        rows = owner.position_rows()
-        quantised = [
-            Prepared(
-                weights,
-                int8=int8_inference.pack(weights, spec),
-                positions=cpu_weights.project(rows, weights, spec),
-            )
-            for weights, spec in layers
-        ]
-        return [
-            with_fixed_arguments(each, *layer)
-            for each, layer in zip(quantised, layers, strict=True)
-        ]
+    for number, (weights, _) in enumerate(owner.layer_weights()):
+        for tensor in weights.tensors():
+            if not torch.stack(tensor.aminmax()).isfinite().all():
+                raise ValueError(
+                    f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
+                    f"in layer {number}: load other weights"
+                )
 
 
 def int8_reasons(owner: WeightsOwner) -> list[str | None]:

@@ -1,6 +1,6 @@
 """One call of a layer: all that a way of running it reads."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,14 @@ OUTPUT_TOKENS = frozenset({"output_tokens"})
 
 # The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
+
+
+# Where a packed weight is kept: (packed weight) -> the same numbers there.
+Hold = Callable[[Tensor], Tensor]
+
+
+def by_itself(packed: Tensor) -> Tensor:
+    return packed
 
 
 class PackedCross(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastenc.nn.layer_call import Prepared
+from fastenc.nn.layer_weights import LayerWeights
 
 LINE = 64  # bytes of a line of the cache
 
@@ -28,30 +29,42 @@ class _Place(NamedTuple):
         return block[self.start : self.start + size].view(self.dtype).view(self.shape)
 
 
-def in_one_block(layers: list[Prepared]) -> list[Prepared]:
-    """The same copies, with their packed weights in one block.
+class Room:
+    """The bytes that packed weights take in a block."""
 
-    ``layers`` becomes empty if there are any, because a layer's own tensors are freed before those of the next are
-    copied.
+    def __init__(self) -> None:
+        self.size = 0
+
+    def hold(self, packed: Tensor) -> Tensor:
+        """Count a weight, which may be on the meta device."""
+        self.size += -(-packed.nbytes // LINE) * LINE
+        return packed
+
+
+class WeightBlock:
+    """A block of ``size`` bytes. Each weight is copied into it before the next is packed.
+
+    All packed weights beside the block would be twice the memory, and malloc may keep the half that is freed.
     """
-    size = sum(_room(tensor) for layer in layers for tensor in _packed(layer))
-    if not size:
-        return layers
-    block, start, moved = _new_block(size), 0, list[Prepared]()
-    layers.reverse()
-    while layers:
-        layer, views = layers.pop(), {}
-        for tensor in _packed(layer):
-            place = _Place(start, tensor.dtype, tensor.shape)
-            views[id(tensor)] = place.of(block).copy_(tensor)
-            start += _room(tensor)
-        moved.append(_replaced(layer, views))
-    return moved
+
+    def __init__(self, size: int) -> None:
+        self._memory, self._used = _new_block(size), Room()
+
+    def hold(self, packed: Tensor) -> Tensor:
+        """The weight's copy in the block."""
+        place = _Place(self._used.size, packed.dtype, packed.shape)
+        self._used.hold(packed)
+        return place.of(self._memory).copy_(packed)
+
+
+def without_values(weights: LayerWeights) -> LayerWeights:
+    """The weights on the meta device."""
+    return _replaced(weights, {id(tensor): tensor.to("meta") for tensor in weights.tensors()})
 
 
 def split(layers: list[Prepared]) -> tuple[Tensor, list[Prepared]]:
-    """The block of layers by :func:`in_one_block`, and the layers with places in it: each view that is pickled would
-    bring the whole block."""
+    """The block of a model's layers, and the layers with places in it: each view that is pickled would bring the whole
+    block."""
     tensors = [tensor for layer in layers for tensor in _packed(layer)]
     block = torch.empty(0, dtype=torch.uint8).set_(tensors[0].untyped_storage())
     begin = block.data_ptr()
@@ -65,7 +78,7 @@ def join(block: Tensor, layers: list[Prepared]) -> list[Prepared]:
 
 
 def _new_block(size: int) -> Tensor:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
@@ -78,10 +91,6 @@ def _packed(layer: Prepared) -> list[Tensor]:
     values = [*(layer.packed or ()), *(layer.int8 or ())]
     values += [each for value in values if isinstance(value, tuple) for each in value]
     return [value for value in values if isinstance(value, Tensor)]
-
-
-def _room(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // LINE) * LINE
 
 
 def _replaced(value: Any, others: Mapping[int, Any]) -> Any:

@@ -7,10 +7,12 @@ from fastenc.nn.attend import project_positions
 from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import (
     FixedArguments,
+    Hold,
     PackedCross,
     PackedVectors,
     PackedWeights,
     ProjectedPositions,
+    by_itself,
 )
 from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
@@ -70,22 +72,20 @@ def multiplies_pairs(weights: LayerWeights) -> bool:
     return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_pairs()
 
 
-def pack(weights: LayerWeights) -> PackedWeights:
-    w, c, v = weights, weights.cross, weights.layer_vectors
-    cross = None
+def pack(weights: LayerWeights, hold: Hold = by_itself) -> PackedWeights:
+    w, c, v, cross = weights, weights.cross, weights.layer_vectors, None
+    packed = lambda *several: hold(gemm.pack_weight(*several))
     if c is not None:
         cross = PackedCross(
-            gemm.pack_weight(c.query_weight),
-            gemm.pack_weight(*c.key_value_weights),
-            gemm.pack_weight(c.out_weight),
+            packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight)
         )
     return PackedWeights(
-        gemm.pack_weight(*w.qkv_weights),
-        gemm.pack_weight(w.attention_out_weight),
-        gemm.pack_weight(*w.up_weights),
-        gemm.pack_weight(w.down_weight),
+        packed(*w.qkv_weights),
+        packed(w.attention_out_weight),
+        packed(*w.up_weights),
+        packed(w.down_weight),
         cross,
-        None if v is None else PackedVectors(gemm.pack_weight(v.gate), gemm.pack_weight(v.out)),
+        None if v is None else PackedVectors(packed(v.gate), packed(v.out)),
     )
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import (
     FixedArguments,
+    Hold,
     Int8Weights,
     LayerCall,
     PackedVectors,
+    by_itself,
 )
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
@@ -30,21 +32,22 @@ from fastenc.packing import check_cu_seqlens
 TAKES = cpu_inference.TAKES
 
 
-def pack(weights: LayerWeights, spec: LayerSpec) -> Int8Weights:
+def pack(weights: LayerWeights, spec: LayerSpec, hold: Hold = by_itself) -> Int8Weights:
     """The layer's weights in 8 bits; the two halves of a gated ``up`` apart."""
     w = weights
+    packed = lambda *several: hold(int8_products.pack_int8(*several))
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
-    up, v = int8_products.pack_int8(halves[0]), w.layer_vectors
+    v = w.layer_vectors
     return Int8Weights(
-        int8_products.pack_int8(*w.qkv_weights),
-        int8_products.pack_int8(w.attention_out_weight),
-        up,
-        int8_products.pack_int8(halves[1]) if spec.feed_forward.gated else None,
-        int8_products.pack_int8(w.down_weight),
+        packed(*w.qkv_weights),
+        packed(w.attention_out_weight),
+        packed(halves[0]),
+        packed(halves[1]) if spec.feed_forward.gated else None,
+        packed(w.down_weight),
         int8_products.attends_in_bfloat16(),
-        None if v is None else PackedVectors(*map(int8_products.pack_int8, (v.gate, v.out))),
+        None if v is None else PackedVectors(packed(v.gate), packed(v.out)),
     )
 
 
