@@ -30,12 +30,12 @@ def device_named(name: str | None, dtype: str = "float32") -> torch.device:
 
     Raises: ValueError for another name, for cuda without a GPU, and for cuda with int8.
     """
+    if name not in (None, "cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, got {name!r}: give one of them")
     if dtype == "int8":
         if name == "cuda":
             raise ValueError("--dtype int8 runs on a CPU, got --device cuda: leave out one of them")
         return torch.device("cpu")
-    if name not in (None, "cpu", "cuda"):
-        raise ValueError(f"--device must be cpu or cuda, got {name!r}: give one of them")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a GPU that torch sees, got none: give cpu")
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -169,6 +169,7 @@ def run_settings(
     weights = "int8" if model.in_8_bits else dtype_name(next(model.parameters()).dtype)
     files = file_stamp(Path(model_name), output.name) if model_name else []
     return {
-        "model": [model_name, files, weights],
+        "dtype": weights,
+        "model": [model_name, files],
         "inputs": [str(inputs), file_stamp(Path(inputs), output.name)],
     }
