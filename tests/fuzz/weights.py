@@ -224,15 +224,20 @@ def frozen_and_stepped(model: nn.Module, rng: Random) -> None:
     batch: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     names, parameters = zip(*model.named_parameters(), strict=True)
 
+    def of_tokens(output: Any) -> Tensor:
+        """Padding holds 0 where the forward leaves it out, as that of Qwen3 and Gemma 3 does on the left too."""
+        real = mask.bool() if output[0].shape[:2] == mask.shape else slice(None)
+        return output[0][real].square().mean()
+
     def loss(values: tuple[Tensor, ...]) -> Tensor:
         given = dict(zip(names, values, strict=True))
-        return functional_call(model, given, (), batch)[0].square().mean()
+        return of_tokens(functional_call(model, given, (), batch))
 
     if by_function:
         detached = tuple(p.detach() for p in parameters)
         gradients = torch.func.grad(loss)(detached)
     else:
-        output = model(**batch)[0].square().mean()
+        output = of_tokens(model(**batch))
         gradients = torch.autograd.grad(output, parameters, allow_unused=True)
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
