@@ -127,6 +127,23 @@ def test_inference_by_the_own_forward_does_not_end_it():
     assert ours.fastenc_frozen._layers is not None
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda weight: weight.to_sparse(), "a weight is torch.sparse_coo"),
+        (lambda weight: weight[:, :16], r"a weight has shape \(48, 16\), not \(48, 32\)"),
+    ],
+)
+def test_weights_that_the_kernels_do_not_take_are_refused(change, reason, dtype):
+    ours = fastenc.patch(model("bert"))
+    linear = ours.encoder.layer[1].intermediate.dense
+    linear.weight = torch.nn.Parameter(change(linear.weight.detach()))
+    message = f"got BertModel, which runs its own forward, because {reason}: undo that, or leave out freeze"
+    with pytest.raises(ValueError, match=message):
+        fastenc.freeze(ours, dtype=dtype)
+
+
 def test_what_is_not_patched_is_not_frozen():
     """Whatever the mode: a new module is in training mode."""
     with pytest.raises(ValueError, match=r"got Linear: call fastenc\.patch\(model\) first"):

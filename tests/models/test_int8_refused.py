@@ -55,11 +55,6 @@ REFUSED = {
         {},
         "freeze is for inference, got a model in training mode: call eval() first",
     ),
-    "on a GPU": (
-        say_they_are_on_a_gpu,
-        {},
-        "layer 0 of the model cannot run in int8: it runs on CPUs only, the weights are on cuda: leave out dtype",
-    ),
     "without values": (
         lambda m: m.to("meta"),
         {},
@@ -106,6 +101,17 @@ def test_what_it_refuses(name, form, tmp_path):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         fastenc.freeze(ours, dtype="int8")
     assert frozen_of(ours)._layers is None
+
+
+@needs_int8
+def test_a_gpu(tmp_path):
+    """A parameter of another class says it, with which a patched model is refused already."""
+    encoder = Encoder.from_pretrained(save(model("bert"), tmp_path))
+    say_they_are_on_a_gpu(encoder)
+    message = "layer 0 of the model cannot run in int8: it runs on CPUs only, the weights are on cuda: leave out dtype"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fastenc.freeze(encoder, dtype="int8")
+    assert encoder.frozen._layers is None
 
 
 def frozen_of(m):

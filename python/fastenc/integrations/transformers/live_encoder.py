@@ -343,7 +343,7 @@ class FrozenOwner:
 
     def _reading(self) -> Reading:
         reading = self._live.read(self._model)
-        reason = reading.unsupported_reason or reading.dtypes_reason()
+        reason = reading.unsupported_reason or reading.weight_difference()
         if reason is not None:
             raise ValueError(
                 f"freeze needs a model that runs the fused forward, got {type(self._model).__name__}, which runs its "
