@@ -219,6 +219,11 @@ REASONS = {
         "takes the last token of the padded row, or the mean of all its tokens.",
         'Give choices of one length, or `config.summary_type = "first"` before the model is made and trained.',
     ),
+    "the loss reads the position before a token, which is padding": (
+        "A class for causal language models with labels and padding before a token, on a GPU or in a model that cannot "
+        "keep padding: its loss compares each label with the logits of the position before.",
+        '`tokenizer.padding_side = "right"`.',
+    ),
     "the question-answering loss is a softmax over the padded length": (
         "`start_positions` with padding, on a GPU or in a model that cannot keep padding.",
         "`fastenc finetune --task question-answering` is fused: its softmax is over the tokens of the text. Inference "

@@ -140,6 +140,10 @@ CALLS = {
             OWN,
         ),
     ],
+    "labels of a class for causal language models, and padding before a token": [
+        (called(family, "ForCausalLM", attention_mask=leading, labels=labels), runs)
+        for family, runs in (("bert", FUSED), ("qwen3", FUSED), ("gemma3", OWN))
+    ],
     "multiple choice with padding, of RoFormer, and of ELECTRA unless its `summary_type` is `first`": [
         (called("roformer", "ForMultipleChoice", **choices), FUSED)
     ],

@@ -10,7 +10,14 @@ import torch
 import fastenc
 from tests.helpers.checkpoints import close
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import ANSWERERS, ENCODERS, dropouts, model, padded_batch
+from tests.helpers.families import (
+    ANSWERERS,
+    ENCODERS,
+    OTHER_HEADS,
+    dropouts,
+    model,
+    padded_batch,
+)
 from tests.helpers.patching import assert_same_gradients
 
 pytestmark = needs_cpp
@@ -106,6 +113,22 @@ def test_loss_of_labelled_padding(task):
         ours = fastenc.patch(copy.deepcopy(theirs), **options)
         theirs.zero_grad()
         same(ours, theirs, batch, lambda output: output.loss[None], trains=True)
+
+
+@pytest.mark.parametrize("layout", [left, with_holes])
+@pytest.mark.parametrize("family", OTHER_HEADS["ForCausalLM"])
+def test_loss_of_next_tokens(family, layout):
+    """A token's label is compared with the logits of the position before, which may be padding."""
+    theirs = model(family, "ForCausalLM", **dropouts(family)).train()
+    batch = layout(padded_batch(family))
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    ours, loss = fastenc.patch(copy.deepcopy(theirs)), lambda output: output.loss[None]
+    if family not in ("gemma3", "big_bird-sparse"):
+        same(ours, theirs, batch, loss, trains=True)
+    else:
+        with pytest.warns(UserWarning, match="which is padding|before a token|between tokens"):
+            result = loss(ours(**batch))
+        close(result, loss(theirs(**batch)))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])

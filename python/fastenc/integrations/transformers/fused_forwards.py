@@ -199,8 +199,10 @@ def _with_own_head(
     if state is None:  # the encoder was replaced by another module
         return plain(**arguments)
     mask = arguments.get("attention_mask")
-    reason = _loss_reads_padding(arguments, metadata) or _head_reads_padding(
-        model, arguments, metadata
+    reason = (
+        _loss_reads_padding(arguments, metadata)
+        or _next_token_loss_reads_padding(model, arguments, metadata)
+        or _head_reads_padding(model, arguments, metadata)
     )
     first_only = reason is None and classification.reads_first_token(model, encoder, classifier)
     context = _CallContext(state, mask, metadata, first_only=first_only, padding_reason=reason)
@@ -238,6 +240,20 @@ def _loss_reads_padding(arguments: dict, metadata: BatchMetadata | None) -> str 
     return "a padding token has a label" if metadata.labelled_padding else None
 
 
+def _next_token_loss_reads_padding(
+    model: Any, arguments: dict, metadata: BatchMetadata | None
+) -> str | None:
+    """Why the loss of a head that predicts the next token needs results for padding tokens, or None.
+
+    It compares a token's label with the logits of the position before.
+    """
+    if metadata is None or arguments.get("labels") is None or not _predicts_next_token(model):
+        return None
+    if metadata.leading_padding or metadata.gaps:
+        return "the loss reads the position before a token, which is padding"
+    return None
+
+
 def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | None) -> str | None:
     """Why the head needs states of padding tokens, or None.
 
@@ -267,3 +283,10 @@ def _head_reads_padding(model: Any, arguments: dict, metadata: BatchMetadata | N
 def _reads_last_token(model: Any) -> bool:
     """Whether the head takes the state of a row's last token, which it finds by the ids."""
     return any(each.__name__ == "GenericForSequenceClassification" for each in type(model).__mro__)
+
+
+def _predicts_next_token(model: Any) -> bool:
+    """Whether the model is of a class of transformers for causal language models."""
+    return any(
+        each.__name__.endswith(("ForCausalLM", "LMHeadModel")) for each in type(model).__mro__
+    )
