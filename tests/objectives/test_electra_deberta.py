@@ -102,3 +102,21 @@ def test_a_saved_pair_continues_to_the_last_bit(parts, tmp_path):
     again = Electra.from_pretrained(tmp_path).discriminator.encoder.embeddings.word.weight
     torch.testing.assert_close(again, tables[0], rtol=0, atol=1e-6)
     assert torch.equal(*tables)
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "deberta"])
+def test_a_narrower_generator_of_a_checkpoint_that_names_the_poolers_width(family, tmp_path):
+    """As the published files do."""
+    encoder = hf_model(family)
+    assert encoder.config.pooler_hidden_size == encoder.config.hidden_size == 32
+    encoder.save_pretrained(tmp_path / "encoder")
+    ours = Electra.from_pretrained(tmp_path / "encoder")
+    ours.save_pretrained(tmp_path / "pair")
+    assert Electra.from_pretrained(tmp_path / "pair").generator.config.hidden_size == 16
+    theirs = hf_model(family, "ForMaskedLM")
+    generator = type(theirs).from_pretrained(tmp_path / "pair" / "generator").eval()
+    batch = padded_batch(family)
+    packed = pack(batch["input_ids"], batch["attention_mask"])
+    with torch.no_grad():
+        logits = generator(**batch).logits[batch["attention_mask"].bool()]
+        torch.testing.assert_close(ours.generator(packed).logits, logits, rtol=0, atol=1e-5)

@@ -137,6 +137,10 @@ class DebertaV2(Architecture):
         fields["head_dim"] = values.get("attention_head_size", 0)
         return fields
 
+    def write(self, config) -> ConfigValues:
+        # It follows the width: ELECTRA's generator is narrower than the checkpoint from which its values come.
+        return {**super().write(config), "pooler_hidden_size": config.hidden_size}
+
     def new_extra(self, max_positions: int) -> ConfigValues:
         """Those of version 3, with fewer buckets for fewer positions."""
         return {
