@@ -3,6 +3,7 @@ import re
 import warnings
 
 import pytest
+import torch
 
 from fastenc.models import Encoder
 from fastenc.objectives import OBJECTIVES
@@ -54,6 +55,20 @@ def test_a_head_that_the_checkpoint_lacks_begins_at_random(
         warnings.simplefilter("always")
         printed = run("pretrain", text, "-o", tmp_path / "further", *options, *further)
     assert re.search(rf"fastenc: warning: \S+mlm lacks {missing}", printed), printed
+
+
+@pytest.mark.filterwarnings("ignore:.* their training begins with random values")
+def test_the_seed_decides_the_weights_that_the_checkpoint_lacks(text, tmp_path):
+    options = (*SMALL, "--batch-size", 4, "--max-steps", 1)
+    run("pretrain", text, "-o", tmp_path / "mlm", *options)
+    losses = []
+    for number, seed in enumerate((1, 1, 2)):
+        torch.manual_seed(number)  # what ran before in the process
+        output = tmp_path / str(number)
+        further = ("--from", tmp_path / "mlm", "--objective", "span", "--seed", seed)
+        run("pretrain", text, "-o", output, *options, *further, "--log-every", 1)
+        losses.append(json.loads((output / "log.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_what_an_encoder_decoder_cannot_be_is_refused_before_texts_are_read(tmp_path, capsys):

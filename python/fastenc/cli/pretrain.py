@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from fastenc._base.options import argument, group, option
 from fastenc.cli.options import Command, values_of
 from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
@@ -139,6 +141,8 @@ class Pretrain(Command):
         self, checkpoint_folder: Path | None, store: TokenStore | None, documents: list[str]
     ) -> PretrainedModel:
         """The model of the checkpoint to resume, of --from, a student of the teacher, or a new model."""
+        # Of the weights that the checkpoint or the teacher lacks.
+        torch.manual_seed(self.training.seed)
         objective = self.objective.definition
         teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)
         # A resumed run has its tokenizer in the checkpoint.
