@@ -106,6 +106,13 @@ def test_a_head_of_other_outputs_is_an_error_whose_remedy_works(folder, capsys):
     run("finetune", folder / "classifier-encoder", *regression, "-o", folder / "regression")
 
 
+def test_parameters_that_no_step_would_train_are_refused_before_any_work(folder, capsys):
+    train = ("finetune", folder / "base", folder / "senses.tsv", "--task", "word-sense")
+    text = failure(capsys, *train, "-o", folder / "senses", "--adapt", "lora")
+    assert "--adapt lora adds parameters that training steps learn, but word-sense takes no" in text
+    assert not (folder / "senses").exists()
+
+
 def test_features_for_a_task_without_a_head_are_refused_before_any_work(folder, capsys):
     text = failure(
         capsys,

@@ -121,6 +121,11 @@ class AdaptOptions:
             )
         if self.adapt not in METHODS:
             return
+        if not task.trains_by_steps:
+            raise ValueError(
+                f"--adapt {self.adapt} adds parameters that training steps learn, but {task.name} takes no steps: "
+                "leave it out"
+            )
         folder = checkpoint.resolve(model_name)
         if (folder / checkpoint.ADAPTER_CONFIG).exists():
             raise ValueError(
