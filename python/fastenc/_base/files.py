@@ -3,6 +3,7 @@ Locks of files, so that two processes do not write the same one."""
 
 import glob
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -19,6 +20,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` on a temporary file beside ``path``, flush it to the disk, and rename it into place.
 
     If anything fails, such as on a full disk, the temporary file is removed and ``path`` is unchanged.
+    Raises: OSError with the path if the operating system refuses, also where a library reports that as an error of its
+        own.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -30,7 +33,17 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)  # which a full disk's error does not name
         temporary.unlink(missing_ok=True)
+        if refusal := _refusal_in(error, path):
+            raise refusal from error
         raise
+
+
+def _refusal_in(error: BaseException, path: Path) -> OSError | None:
+    """The operating system's error that tokenizers and safetensors, which are in Rust, report as text."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    if number is None:
+        return None
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
 def open_locked(path: Path) -> IO[bytes]:
@@ -103,6 +116,10 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
             if not folder.is_dir():
                 raise
         flush(folder.parent)
+    except Exception as error:
+        if refusal := _refusal_in(error, folder):
+            raise refusal from error
+        raise
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
