@@ -458,6 +458,24 @@ def test_without_a_terminal_a_line_says_how_far_it_is(base, tmp_path, monkeypatc
     assert len(lines) == 3 and all(re.fullmatch(pattern, line) for line in lines), lines
 
 
+@pytest.mark.parametrize(
+    "command, options, counted",
+    [
+        ("embed", ("--words", "-o", "w.npy"), ["13"]),
+        ("neighbours", ("--word", "cat"), ["9", "13"]),  # words by themselves, then in sentences
+    ],
+)
+def test_words_are_counted_without_a_terminal_too(
+    command, options, counted, base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("the cat sat\n" * 2 + "a dog ran by the long river\n")
+    printed = run(command, base, "t.txt", *options)
+    pattern = r"^embedding: (\d+) of \1 words(?:, [\d,]+\.\d words/s)?, 0:00:00 left$"
+    assert re.findall(pattern, printed, re.MULTILINE) == counted, printed
+
+
 def test_the_time_that_is_left_counts_this_runs_texts_only():
     counter = progress.Counter("embedding", "texts", total=4000, done=1000)
     counter.add(1000)

@@ -50,11 +50,19 @@ def find_occurrences(
 
 
 def isolated_vectors(
-    encoder: Encoder, sentences: Sequence[Sequence[str]], layers: Sequence[int] = (-1,)
+    encoder: Encoder,
+    sentences: Sequence[Sequence[str]],
+    layers: Sequence[int] = (-1,),
+    show_progress: bool | None = False,
 ) -> StaticVectors:
-    """A static vector for each different word of the sentences: the encoder's vector of the word by itself."""
+    """A static vector for each different word of the sentences: the encoder's vector of the word by itself.
+
+    Args: show_progress: as in :meth:`fastenc.Encoder.embed_words`.
+    """
     words = sorted({word.lower() for sentence in sentences for word in sentence})
-    vectors = encoder.embed_words([[word] for word in words], layers=layers, show_progress=False)
+    vectors = encoder.embed_words(
+        [[word] for word in words], layers=layers, show_progress=show_progress
+    )
     return StaticVectors.of(words, vectors.vectors)
 
 
@@ -65,6 +73,7 @@ def compare_neighbours(
     static: StaticVectors,
     count: int = 5,
     layers: Sequence[int] = (-1,),
+    show_progress: bool | None = False,
 ) -> list[Occurrence]:
     """The nearest words of each occurrence of a word by its contextual and by its static vector.
 
@@ -75,6 +84,7 @@ def compare_neighbours(
         static: the static vectors. The candidates are its words.
         count: number of nearest words.
         layers: layers that are averaged to a contextual vector.
+        show_progress: of the pool, as in :meth:`fastenc.Encoder.embed_words`.
     Raises: ValueError for an index outside its sentence.
     """
     for sentence, index in occurrences:
@@ -83,12 +93,14 @@ def compare_neighbours(
                 f"index must be from 0 to {len(sentence) - 1} in the sentence {' '.join(sentence)!r}, got {index}: "
                 "correct it"
             )
-    embed = lambda texts: encoder.embed_words(texts, layers=layers, show_progress=False)
-    queries = embed([sentence for sentence, _ in occurrences])
+    queries = encoder.embed_words(
+        [sentence for sentence, _ in occurrences], layers=layers, show_progress=False
+    )
+    candidates = encoder.embed_words(pool, layers=layers, show_progress=show_progress)
     names = [sentence[index].lower() for sentence, index in occurrences]
     words = [word.lower() for sentence in pool for word in sentence]
     of_queries = [queries[number][index] for number, (_, index) in enumerate(occurrences)]
-    contextual = _nearest_words(of_queries, names, words, embed(pool).vectors, count)
+    contextual = _nearest_words(of_queries, names, words, candidates.vectors, count)
     return [
         Occurrence(
             list(sentence), index, nearest, static.neighbours(word, count) if word in static else []

@@ -52,7 +52,11 @@ class Neighbours(Command):
         static = None if self.static is None else read_static_vectors(self.static)
         encoder = Encoder.from_pretrained(self.model, dtype=dtype).to(device)
         layers = (self.layer,)
-        vectors = isolated_vectors(encoder, sentences, layers) if static is None else static
-        for use in compare_neighbours(encoder, occurrences, sentences, vectors, self.count, layers):
+        if static is None:
+            static = isolated_vectors(encoder, sentences, layers, show_progress=None)
+        uses = compare_neighbours(
+            encoder, occurrences, sentences, static, self.count, layers, show_progress=None
+        )
+        for use in uses:
             contextual, alone = listed(use)
             print(f"{in_brackets(use)}\n  in the sentence: {contextual}\n  static: {alone}")

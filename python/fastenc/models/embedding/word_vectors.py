@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
-from fastenc._base.progress import progress_bar
+from fastenc._base.progress import Counter
 from fastenc._base.transfer import send
 from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.models.embedding.space import check_space
@@ -80,7 +80,8 @@ def embed_words(
         batch_size: windows per batch. Batches have windows of similar length.
         out: a .npy file to which the vectors are written while they are computed, in float32. The result is a memory
             map of it.
-        show_progress: show a progress bar on stderr; None: on a terminal.
+        show_progress: show a progress bar on stderr. None shows a bar if stderr is a terminal, else a line every ten
+            seconds.
     Returns: ``vectors`` (total_words, hidden_size), or with "concat" (total_words, len(layers) * hidden_size), in the
         encoder's dtype on the CPU; ``offsets`` int64 (sentences+1,): sentence i has rows offsets[i] to offsets[i+1].
         ``result[i]`` is the vectors of sentence i.
@@ -104,9 +105,13 @@ def embed_words(
 
     def fill(vectors: Tensor) -> None:
         calls = -(-(len(offsets) - 1) // batch_size)
-        with encoder.frozen.during_call(encoder, calls):
-            for rows, values in _batches(encoder, sentences, pool, batch_size, show_progress):
+        with (
+            encoder.frozen.during_call(encoder, calls),
+            Counter("embedding", "words", shape[0], show=show_progress) as counter,
+        ):
+            for rows, values in _batches(encoder, sentences, pool, batch_size):
                 vectors.index_copy_(0, rows, values.to("cpu", dtype))
+                counter.add(len(rows))
 
     if out is not None:
         return WordVectors(_write(Path(out), shape, fill), offsets)
@@ -231,13 +236,11 @@ def _batches(
     sentences: Iterable[Sequence[str] | str],
     pool: Callable[[EncoderLike, PackedBatch, list[WordWindow]], Tensor],
     batch_size: int,
-    show_progress: bool | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
     with evaluation_mode(encoder):
-        windows = windows_of(sentences, encoder.own_tokenizer(), encoder.positions)
-        for chunk in progress_bar(windows, "embed words", "chunk", show_progress):
+        for chunk in windows_of(sentences, encoder.own_tokenizer(), encoder.positions):
             lengths = [len(window.input_ids) for window in chunk]
             for indices in length_sorted_batches(lengths, batch_size):
                 chosen = [chunk[index] for index in indices]
