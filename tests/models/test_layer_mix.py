@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from fastenc.adapt import Lora, add_adaptation, freeze_encoder
+from fastenc.adapt import (
+    Adapters,
+    Lora,
+    PrefixTuning,
+    PromptTuning,
+    add_adaptation,
+    freeze_encoder,
+)
 from fastenc.data import train_tokenizer
 from fastenc.models import (
     Encoder,
@@ -19,6 +26,8 @@ from fastenc.models import (
     SpanClassifier,
     TokenClassifier,
 )
+from fastenc.train import TrainConfig
+from fastenc.train.finetuning import default_lr
 from fastenc.train.optimizer import parameter_groups
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.commands import failure, run
@@ -213,6 +222,26 @@ def test_a_frozen_encoders_mix_is_trained_at_a_rate_of_its_own(tmp_path):
         "head.out.weight": 1.0,
         "head.out.bias": 1.0,
     }
+
+
+@pytest.mark.parametrize("adaptation", [Lora(2), Adapters(2), PrefixTuning(2), PromptTuning(2)])
+def test_with_an_adaptation_a_mix_learns_as_fast_as_without(adaptation, tmp_path):
+    ours = TokenClassifier.from_pretrained(
+        save(model("bert"), tmp_path), num_labels=2, layer_mix=True
+    )
+
+    def mix_lr():
+        (scale,) = {
+            group["lr_scale"]
+            for group in parameter_groups(ours, 0.1)
+            for parameter in group["params"]
+            if parameter is ours.encoder.mix.scalars
+        }
+        return scale * default_lr(ours, TrainConfig("out"), len(TEXTS))
+
+    without = mix_lr()
+    add_adaptation(ours, adaptation)
+    assert mix_lr() == pytest.approx(without)
 
 
 TEXTS = ["a fine film", "a dull film", "the long dull book", "a fine book about rivers"]

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from fastenc.adapt import cache_features
-from fastenc.models.adapters.adaptation_methods import METHODS
-from fastenc.models.adapters.adaptations import encoder_of
+from fastenc.models.adapters.adaptations import encoder_of, method_in_use
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.packing import ModelArguments
 from fastenc.tasks import Task
@@ -162,11 +161,8 @@ def default_lr(
     model: PretrainedModel, config: TrainConfig, examples: int, adapt: str | None = None
 ) -> float:
     """:func:`fine_tuning_lr` for this model with its adaptation and a run over this number of examples."""
-    encoder = encoder_of(model)
-    used = encoder.adapted.in_use()
-    adapt = adapt or next((name for name, method in METHODS.items() if type(used) is method), None)
     steps = config.steps_over(examples, process_state().num_processes)
-    return fine_tuning_lr(model.config.hidden_size, adapt, steps)
+    return fine_tuning_lr(model.config.hidden_size, adapt or method_in_use(model), steps)
 
 
 def _cached(

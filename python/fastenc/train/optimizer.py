@@ -1,17 +1,22 @@
 """AdamW with its parameter groups, and the learning rate of each step."""
 
 import re
+from typing import cast
 
 import torch
 from torch import nn
 
+from fastenc.models.adapters.adaptations import method_in_use
 from fastenc.models.checkpoint_names import is_mix
+from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.adamw import adamw
-from fastenc.train.config import TrainConfig
+from fastenc.train.config import LR_FACTORS, TrainConfig
 
 # Factor on the learning rate of the mix of layers (a learned weighted sum). Adam changes a parameter by about the
 # learning rate in a step. The logits of the weights have to differ by about 1 before the weights differ much. With the
-# encoder's learning rate, all layers would still have about the same weight at the end of a run.
+# encoder's learning rate, all layers would still have about the same weight at the end of a run. The learning rate of
+# an adaptation is already LR_FACTORS times the encoder's; with both factors, one layer would get all the weight in a
+# few steps.
 MIX_LR_SCALE = 100.0
 
 
@@ -21,7 +26,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     Matrices have ``weight_decay``. Biases and norm weights, which have fewer than two dimensions, have none.
 
     A group's learning rate is multiplied by ``lr_scale``. It is ``layer_decay`` ** (L - l) for layer l of L, where the
-    embeddings are l = 0 and everything above the layers is l = L. It is MIX_LR_SCALE for the mix of layers.
+    embeddings are l = 0 and everything above the layers is l = L. It is MIX_LR_SCALE for the mix of layers, divided by
+    the factor that the learning rate of the model's adaptation has.
     Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
@@ -32,7 +38,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
             continue
         depth = depths[name]
         below = 0 if depth is None or layer_decay == 1.0 else top - depth
-        scale = MIX_LR_SCALE if is_mix(name) else layer_decay**below
+        scale = _mix_lr_scale(model) if is_mix(name) else layer_decay**below
         groups.setdefault((scale, parameter.dim() >= 2), []).append(parameter)
     return [
         {
@@ -42,6 +48,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
         }
         for (scale, is_matrix), parameters in groups.items()
     ]
+
+
+def _mix_lr_scale(model: nn.Module) -> float:
+    return MIX_LR_SCALE / LR_FACTORS[method_in_use(cast(PretrainedModel, model))]
 
 
 def _depth(name: str) -> int | None:

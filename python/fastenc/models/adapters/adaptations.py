@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc.models.adapters.adaptation_methods import (
+    METHODS,
     AdaptableLayer,
     Adaptation,
     Lora,
@@ -230,6 +231,12 @@ def unmerge_adaptation(model: "PretrainedModel") -> None:
 def encoder_of(model: "PretrainedModel") -> "Encoder":
     """The encoder of a model, or the model itself if it is an encoder."""
     return cast("Encoder", getattr(model, "encoder", model))
+
+
+def method_in_use(model: "PretrainedModel") -> str | None:
+    """The name in METHODS of the adaptation that the model's encoder uses; None: it uses none."""
+    used = encoder_of(model).adapted.in_use()
+    return next((name for name, method in METHODS.items() if type(used) is method), None)
 
 
 def name_of_task(task: str) -> str:
