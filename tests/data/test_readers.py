@@ -285,3 +285,15 @@ def test_real_files(data_dir):
     assert len(books) == 13 and max(map(len, books)) > 1_000_000
     articles = read_texts(data_dir / "wikipedia_en" / "valid.txt.gz")
     assert len(articles) == 285 and all(article.startswith("= ") for article in articles)
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.tsv", "t.csv", "t.jsonl"])
+def test_a_file_with_carriage_returns_alone_is_not_read_as_one_line(name, tmp_path):
+    (tmp_path / name).write_bytes(b"text\rone\rtwo\rone\r")
+    with pytest.raises(ValueError, match=rf"{name}: lines must end with a line feed"):
+        read_texts(tmp_path / name)
+
+
+def test_a_carriage_return_inside_a_text_is_kept(tmp_path):
+    (tmp_path / "t.tsv").write_bytes(b"text\r\none\rtwo\r\nthree")
+    assert read_texts(tmp_path / "t.tsv") == ["one\rtwo", "three"]

@@ -39,7 +39,8 @@ def file_type_of(path: str | Path) -> str:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(line number from 1, line without its line break) of a text file. A byte-order mark is dropped.
 
-    Raises: ValueError with file and line if the path is no file, or its text is not UTF-8 or is damaged gzip.
+    Raises: ValueError with file and line if the path is no file, its text is not UTF-8 or is damaged gzip, or its only
+        line breaks are carriage returns.
     """
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
@@ -48,6 +49,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         try:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if number == 1 and not text.endswith("\n") and "\r" in text.rstrip("\r"):
+                    raise ValueError(
+                        f"{path}: lines must end with a line feed, got only carriage returns: replace them by line "
+                        "feeds"
+                    )
                 yield number, text.rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(
