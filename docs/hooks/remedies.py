@@ -63,6 +63,10 @@ REASONS = {
         "A `decoder_attention_mask` with a 0 before a 1.",
         "Pad targets on the right, or give `labels` without a mask.",
     ),
+    "a source has no token": (
+        "A row of `encoder_attention_mask` (of `attention_mask` in a call of the whole model) is all 0.",
+        "Leave out texts without tokens.",
+    ),
     "there are no states of an encoder": (
         "A decoder was called without `encoder_hidden_states`.",
         "Call the whole model.",

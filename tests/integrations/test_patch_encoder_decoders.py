@@ -182,3 +182,23 @@ def test_other_heads(family, head):
         close(result.start_logits, expected.start_logits, atol=1e-4)
         close(result.end_logits, expected.end_logits, atol=1e-4)
         close(result.loss, expected.loss)
+
+
+@FAMILIES
+@pytest.mark.parametrize("training", [False, True])
+def test_a_source_without_tokens(family, training):
+    """Its targets attend to all of its padding in transformers' eager attention."""
+    own = whole(family, **NO_DROPOUT).train(training)
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches(family)
+    batch["attention_mask"][1] = 0
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        output = fused(**batch)
+    assert any("a source has no token" in str(each.message) for each in seen)
+    expected = own(**batch)
+    close(output.loss, expected.loss)
+    if training:
+        expected.loss.backward()
+        output.loss.backward()
+        assert_same_gradients(fused, own)

@@ -10,6 +10,7 @@ import transformers
 
 import fastenc
 from fastenc.models import Encoder, EncoderConfig
+from fastenc.ops import int8_products
 from tests.helpers.byte_tokenizers import byte_tokenizer
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
@@ -154,6 +155,21 @@ def test_the_mean_of_four_layers_is_projected(tmp_path):
         rows = torch.stack(means).mean(0).split(mask.sum((1, 2)).tolist())
         expected = torch.stack([each.mean(0) for each in rows])
         close(ours.pooled_vectors(packed(batch), "last-four"), expected)
+
+
+@pytest.mark.skipif(
+    not int8_products.has_int8_products(), reason="this processor does not multiply 8 bits"
+)
+def test_loaded_in_8_bits_no_layer_keeps_float32_matrices(tmp_path):
+    batch = packed(padded_batch(FAMILY))
+    ours = Encoder.from_pretrained(save(scaled(), tmp_path))
+    loaded = Encoder.from_pretrained(tmp_path, dtype="int8")
+    kept = [name for name, p in loaded.layers.named_parameters() if p.dim() == 2]
+    assert not kept
+    fastenc.freeze(ours, dtype="int8")
+    with torch.inference_mode():
+        states = [each(batch).last_hidden_state for each in (ours, loaded)]
+    assert torch.equal(*states)
 
 
 def test_heads_of_layers_without_a_window_have_a_default():

@@ -68,7 +68,8 @@ class FrozenWeights(nn.Module):
         Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
         """
         quantised = copies_of(owner, INT8)
-        named = (pair for layer in layers for pair in layer.named_children())
+        sublayers = (each for layer in layers for each in (layer, getattr(layer, "vectors", None)))
+        named = (pair for each in sublayers if each is not None for pair in each.named_children())
         for name, linear in named:
             # The projections of global tokens stay in float32.
             if not isinstance(linear, nn.Linear) or name == "global_qkv":

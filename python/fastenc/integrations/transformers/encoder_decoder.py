@@ -62,7 +62,13 @@ def decoder_reason(
     target_mask = arguments.get("attention_mask")
     if reason is None and target_mask is not None:
         reason = base_model.padding_reason(target_mask, read_metadata(target_mask, None))
-    return reason
+    if reason is not None:
+        return reason
+    sizes = read_metadata(mask, None)
+    if sizes is not None and sizes.empty_rows:
+        # transformers gives its targets the mean of the source's values, and the kernels give them 0.
+        return "a source has no token"
+    return None
 
 
 def run_decoder(
