@@ -1,11 +1,15 @@
 // What attention's products read and write: rows widened to float, transposed into panels, and narrowed again.
 
-// C (rows x columns) = A B, where B (depth x columns) is stored in panels of kPanel columns.
+// C (rows x columns) = A B, where B (depth x columns) is stored in panels of kPanel columns. The sums of kDepth terms are
+// added to each other, because one sum of all 512 terms of the widest heads would be rounded twice as much.
 static void multiply_panels(
     const float* a, int64_t lda, const float* panels, float* c, int64_t ldc, int64_t rows, int64_t columns,
     int64_t depth) {
   for (int64_t j = 0; j < columns; j += kPanel)
-    multiply_panel(a, lda, panels + j * depth, kPanel, c + j, ldc, rows, panel_width(columns - j), depth, false);
+    for (int64_t k = 0; k < depth; k += kDepth)
+      multiply_panel(
+          a + k, lda, panels + j * depth + k * kPanel, kPanel, c + j, ldc, rows, panel_width(columns - j),
+          depth - k < kDepth ? depth - k : kDepth, k > 0);
 }
 
 // C (rows x columns) = or += A B, all of them row by row (A transposed: column by column).
