@@ -154,10 +154,25 @@ def transformers_model(family: str) -> torch.nn.Module:
     for attention in ("sdpa", "eager"):
         config._attn_implementation = attention
         try:
-            return getattr(transformers, model_class)(config).eval().to(DEVICE)
+            model = getattr(transformers, model_class)(config).eval()
         except ValueError:  # the family has no sdpa
             continue
+        if family == "embedding_gemma2":
+            _scale_queries(model)
+        return model.to(DEVICE)
     raise RuntimeError(f"{model_class} takes neither sdpa nor eager attention")
+
+
+@torch.no_grad()
+def _scale_queries(model: torch.nn.Module) -> None:
+    """Scale the queries of EmbeddingGemma 2, whose scores are not divided by the root of a head's width.
+
+    The norms' weights can do that. With weights of 1 almost all of a token's attention goes to one key, and rounding
+    decides to which.
+    """
+    for name, norm in model.named_modules():
+        if name.endswith("q_norm"):
+            norm.weight.fill_(norm.weight.numel() ** -0.5)
 
 
 def random_lengths(low: int, high: int, count: int) -> list[int]:
