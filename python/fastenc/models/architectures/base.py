@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastenc.models.config import EncoderConfig
 
 
+# The path of the module that computes a layer's q, k and v.
 QKV = re.compile(r"(?:^|\.)layers\.(\d+)\.qkv$")
 
 
