@@ -31,8 +31,8 @@ def scaled(**changes):
     return theirs
 
 
-def whole(vision=None):
-    """The model with places for images and sounds."""
+def multimodal(vision=None):
+    """The multimodal model, which takes texts, images and sounds."""
     text = scaled()
     tokens = dict(image_token_id=2, video_token_id=3, audio_token_id=4)  # no text has them
     described = transformers.EmbeddingGemma2Config(
@@ -81,8 +81,8 @@ def test_factors_of_a_patched_model_are_read_in_every_call(freezes):
 
 
 @needs_cpp
-def test_the_model_with_places_for_images_is_fused():
-    theirs, batch = whole(), padded_batch(FAMILY)
+def test_texts_in_the_multimodal_model_are_fused():
+    theirs, batch = multimodal(), padded_batch(FAMILY)
     ours = fastenc.patch(copy.deepcopy(theirs))
     output = without_warning(lambda: ours(**batch, output_hidden_states=True))
     with torch.no_grad():
@@ -109,10 +109,10 @@ def test_a_text_with_an_image_is_fused():
         pooling_kernel_size=2,
         position_embedding_size=64,
     )
-    theirs, batch = whole(vision), padded_batch(FAMILY)
+    theirs, batch = multimodal(vision), padded_batch(FAMILY)
     batch["input_ids"][1, 2:6] = theirs.config.image_token_id
-    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
-    batch |= {"image_position_ids": places[None]}
+    positions = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(1)
+    batch |= {"image_position_ids": positions[None]}
     batch |= {"pixel_values": torch.rand(1, side**2, 3 * pixels**2)}
     with pytest.warns(UserWarning, match="Gemma4VisionModel in EmbeddingGemma2Model is not"):
         ours = fastenc.patch(copy.deepcopy(theirs))
@@ -121,9 +121,9 @@ def test_a_text_with_an_image_is_fused():
         close(states, real(theirs(**batch), batch), atol=ROUNDING)
 
 
-def test_of_the_model_with_places_for_images_an_encoder_loads_the_texts(tmp_path):
-    theirs, batch = whole(), padded_batch(FAMILY)
-    ours = Encoder.from_pretrained(save(theirs, tmp_path / "whole"))
+def test_an_encoder_loads_the_text_model_of_the_multimodal_one(tmp_path):
+    theirs, batch = multimodal(), padded_batch(FAMILY)
+    ours = Encoder.from_pretrained(save(theirs, tmp_path / "multimodal"))
     with torch.no_grad():
         close(ours(packed(batch)).last_hidden_state, real(theirs(**batch), batch), atol=ROUNDING)
     ours.save_pretrained(tmp_path / "text")

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
-from fastenc.nn.layer_call import Hold, Prepared, by_itself
+from fastenc.nn.layer_call import Prepared, Store, unchanged
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stacked
 from fastenc.nn.ways import cpu_weights, int8_inference
-from fastenc.nn.weight_block import Room, WeightBlock, join, split, without_values
+from fastenc.nn.weight_block import ByteCounter, WeightBlock, join, split, without_values
 from fastenc.ops.derivatives import in_forward_mode
 
 INT8 = "int8"
@@ -188,20 +188,20 @@ def copies_of(owner: WeightsOwner, dtype: str | None = None) -> list[Prepared]:
     """
     if dtype is not None:
         _check_int8(owner, dtype)
-    room = Room()
+    counter = ByteCounter()
     for weights, spec in owner.layer_weights():
-        _packing(weights, spec, dtype)(without_values(weights), room.hold)
-    return [*frozen_layers(owner, dtype, WeightBlock(room.size).hold)]
+        _packing(weights, spec, dtype)(without_values(weights), counter.count)
+    return [*frozen_layers(owner, dtype, WeightBlock(counter.size).store)]
 
 
 @torch.no_grad()
 def frozen_layers(
-    owner: WeightsOwner, dtype: str | None = None, hold: Hold = by_itself
+    owner: WeightsOwner, dtype: str | None = None, store: Store = unchanged
 ) -> Iterator[Prepared]:
     """The packed weights of every layer, or its stacked weights if it does not run on packed ones."""
     rows = owner.position_rows()
     for weights, spec in owner.layer_weights():
-        copies = _packing(weights, spec, dtype)(weights, hold)._replace(weights=weights)
+        copies = _packing(weights, spec, dtype)(weights, store)._replace(weights=weights)
         if copies.stacked is None:
             copies = copies._replace(positions=cpu_weights.project(rows, weights, spec))
         yield with_fixed_arguments(copies, weights, spec)
@@ -209,13 +209,13 @@ def frozen_layers(
 
 def _packing(
     weights: LayerWeights, spec: LayerSpec, dtype: str | None
-) -> Callable[[LayerWeights, Hold], Prepared]:
+) -> Callable[[LayerWeights, Store], Prepared]:
     """What brings a layer's weights into the form in which it runs."""
     if dtype == INT8:
-        return lambda w, hold: Prepared(int8=int8_inference.pack(w, spec, hold))
+        return lambda w, store: Prepared(int8=int8_inference.pack(w, spec, store))
     if cpu_weights.weights_reason(weights, spec) or cpu_weights.packing_reason(weights):
-        return lambda w, hold: Prepared(stacked=stacked(w))
-    return lambda w, hold: Prepared(packed=cpu_weights.pack(w, hold))
+        return lambda w, store: Prepared(stacked=stacked(w))
+    return lambda w, store: Prepared(packed=cpu_weights.pack(w, store))
 
 
 def _check_int8(owner: WeightsOwner, dtype: str) -> None:

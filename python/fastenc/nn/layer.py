@@ -258,11 +258,12 @@ def _feed_forward(
     up_bias = stack_biases(w.up_biases, w.up_weights)
     inner = activate(up, up_bias, spec.feed_forward, inplace=not torch.is_grad_enabled())
     inner, _ = drop(inner, dropout.inner)
-    out_norm = (w.out_norm_weight, w.out_norm_bias)
-    down = (
+    # A layer with vectors has its last norm after the sublayer that these gate.
+    norm = (w.out_norm_weight, w.out_norm_bias) if vectors is None else (None, None)
+    state = _end_sublayer(
         added.to_output("down", linear(inner, w.down_weight), inner),
         h.residual,
-        (w.down_bias, *(out_norm if vectors is None else (None, None))),
+        (w.down_bias, *norm),
         spec.out_norm,
         spec.pre_norm,
         (dropout.down, dropout.rng_states[2]),
@@ -270,11 +271,11 @@ def _feed_forward(
         w.down_own_norm_weight,
     )
     if vectors is None:
-        return _end_sublayer(*down)
+        return state
     v = w.layer_vectors
     assert v is not None  # every layer with vectors has these weights
     products = (lambda x: linear(x, v.gate), lambda x: linear(x, v.out))
-    return add_gated(_end_sublayer(*down).residual, vectors, w, spec, *products)
+    return add_gated(state.residual, vectors, w, spec, *products)
 
 
 def _end_sublayer(

@@ -40,11 +40,12 @@ OUTPUT_TOKENS = frozenset({"output_tokens"})
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
 
 
-# Where a packed weight is kept: (packed weight) -> the same numbers there.
-Hold = Callable[[Tensor], Tensor]
+# Stores a packed weight, and returns it as it is stored.
+Store = Callable[[Tensor], Tensor]
 
 
-def by_itself(packed: Tensor) -> Tensor:
+def unchanged(packed: Tensor) -> Tensor:
+    """Stores the weight nowhere else."""
     return packed
 
 

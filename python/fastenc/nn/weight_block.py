@@ -29,14 +29,14 @@ class _Place(NamedTuple):
         return block[self.start : self.start + size].view(self.dtype).view(self.shape)
 
 
-class Room:
-    """The bytes that packed weights take in a block."""
+class ByteCounter:
+    """Counts the bytes that packed weights take in a block."""
 
     def __init__(self) -> None:
         self.size = 0
 
-    def hold(self, packed: Tensor) -> Tensor:
-        """Count a weight, which may be on the meta device."""
+    def count(self, packed: Tensor) -> Tensor:
+        """Count a weight, which may be on the meta device, and return it."""
         self.size += -(-packed.nbytes // LINE) * LINE
         return packed
 
@@ -48,12 +48,12 @@ class WeightBlock:
     """
 
     def __init__(self, size: int) -> None:
-        self._memory, self._used = _new_block(size), Room()
+        self._memory, self._used = _new_block(size), ByteCounter()
 
-    def hold(self, packed: Tensor) -> Tensor:
+    def store(self, packed: Tensor) -> Tensor:
         """The weight's copy in the block."""
         place = _Place(self._used.size, packed.dtype, packed.shape)
-        self._used.hold(packed)
+        self._used.count(packed)
         return place.of(self._memory).copy_(packed)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -241,21 +241,24 @@ class LiveEncoder:
             for name in (*LINEARS, *POSITIONS, GLOBAL_QKV, *CROSS, *NORMS, *OWN_NORMS, *VECTORS)
             if f"layers.{index}.{name}" in self._names
         }
-        owned = lambda names: [
-            (model.get_submodule(owner), name)
-            for ours in names
-            for path in self._names.get(f"layers.{index}.{ours}", ())
-            for owner, _, name in [path.rpartition(".")]
-        ]
         return LiveLayer(
             module,
             {name: tuple(map(base_linear, several)) for name, several in modules.items()},
             self._dropout(model, index) if module.training else NO_DROPOUT,
             _added(modules),
-            tuple(owned(BIASES)),
-            next(iter(owned((SCALE,))), None),
+            tuple(self._tensors_of_layer(model, index, BIASES)),
+            next(self._tensors_of_layer(model, index, (SCALE,)), None),
             self.stack.of_module(index),
         )
+
+    def _tensors_of_layer(
+        self, model: "PreTrainedModel", index: int, names: Iterable[str]
+    ) -> Iterator[tuple[nn.Module, str]]:
+        """(module, name in it) of parameters and buffers of a layer, by our names. Those that it lacks are left out."""
+        for name in names:
+            for path in self._names.get(f"layers.{index}.{name}", ()):
+                owner, _, attribute = path.rpartition(".")
+                yield model.get_submodule(owner), attribute
 
     def _fixed_tables(self, model: "PreTrainedModel") -> tuple["FixedTable", ...]:
         values = self.architecture.constant_values(self.config)

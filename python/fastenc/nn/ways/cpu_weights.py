@@ -7,12 +7,12 @@ from fastenc.nn.attend import project_positions
 from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import (
     FixedArguments,
-    Hold,
     PackedCross,
     PackedVectors,
     PackedWeights,
     ProjectedPositions,
-    by_itself,
+    Store,
+    unchanged,
 )
 from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
@@ -72,9 +72,9 @@ def multiplies_pairs(weights: LayerWeights) -> bool:
     return weights.down_weight.dtype == torch.bfloat16 and gemm.multiplies_pairs()
 
 
-def pack(weights: LayerWeights, hold: Hold = by_itself) -> PackedWeights:
+def pack(weights: LayerWeights, store: Store = unchanged) -> PackedWeights:
     w, c, v, cross = weights, weights.cross, weights.layer_vectors, None
-    packed = lambda *several: hold(gemm.pack_weight(*several))
+    packed = lambda *several: store(gemm.pack_weight(*several))
     if c is not None:
         cross = PackedCross(
             packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight)

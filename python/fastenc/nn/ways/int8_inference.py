@@ -13,11 +13,11 @@ from torch import Tensor
 from fastenc.nn.features import given_fields, unknown_features
 from fastenc.nn.layer_call import (
     FixedArguments,
-    Hold,
     Int8Weights,
     LayerCall,
     PackedVectors,
-    by_itself,
+    Store,
+    unchanged,
 )
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
@@ -32,10 +32,10 @@ from fastenc.packing import check_cu_seqlens
 TAKES = cpu_inference.TAKES
 
 
-def pack(weights: LayerWeights, spec: LayerSpec, hold: Hold = by_itself) -> Int8Weights:
+def pack(weights: LayerWeights, spec: LayerSpec, store: Store = unchanged) -> Int8Weights:
     """The layer's weights in 8 bits; the two halves of a gated ``up`` apart."""
     w = weights
-    packed = lambda *several: hold(int8_products.pack_int8(*several))
+    packed = lambda *several: store(int8_products.pack_int8(*several))
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
