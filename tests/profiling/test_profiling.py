@@ -21,6 +21,7 @@ from fastenc.ops import (
     gemm,
 )
 from fastenc.ops.block_sparse_attention import BlockPlan
+from fastenc.ops.gemm import fastest_product
 from fastenc.profiling import Ceilings, Work, models, report
 from fastenc.profiling import profile as profiles
 from fastenc.profiling.costs import CountWork, encoder_flops
@@ -73,6 +74,15 @@ def test_rates_are_those_of_what_a_call_reads_writes_and_multiplies(monkeypatch)
     measured = ceilings.as_json()
     assert measured["copy_GB_per_s"] == 262144e-9 and measured["copy_MB"] == 0.065536
     assert measured["product_TFLOP_per_s"] == {"float32": 131072e-12}
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_peak_of_emulated_bfloat16_is_that_of_float32(monkeypatch, emulated):
+    monkeypatch.setattr("fastenc.ops.gemm.emulates_bfloat16", lambda: emulated)
+    a, b = torch.randn(8, 12).bfloat16(), torch.randn(12, 5).bfloat16()
+    product = fastest_product(a, b)()
+    assert product.dtype == (torch.float32 if emulated else torch.bfloat16)
+    torch.testing.assert_close(product.float(), a.float() @ b.float(), atol=0.02, rtol=0.02)
 
 
 def test_work_counts_each_operand_once_and_views_never():
