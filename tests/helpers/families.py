@@ -118,6 +118,7 @@ BART_SIZES = dict(
     decoder_ffn_dim=48,
     max_position_embeddings=40,
 )
+M2M100_SIZES = BART_SIZES | dict(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
 BART_ENTRY: dict = dict(
     linears=dict(query="q_proj", value="v_proj", attention_out="out_proj", down="fc2"),
     bare_class="Encoder",
@@ -189,6 +190,8 @@ BY_NAME = {
     ),
     "bart": Family("Bart", BART_SIZES, **BART_ENTRY),
     "mbart": Family("MBart", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
+    "pegasus": Family("Pegasus", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
+    "m2m_100": Family("M2M100", M2M100_SIZES, **BART_ENTRY),
     "modernbert": Family(
         "ModernBert",
         MODERNBERT_SIZES,
@@ -335,7 +338,16 @@ OTHER_HEADS = {
 
 # Families of encoder-decoders, the class of the whole model, and the first token of its targets.
 WHOLE = "ForConditionalGeneration"
-START_TOKENS = {"t5": 0, "t5-gated": 0, "mt5": 0, "umt5": 0, "bart": 2, "mbart": None}
+START_TOKENS = {
+    "t5": 0,
+    "t5-gated": 0,
+    "mt5": 0,
+    "umt5": 0,
+    "bart": 2,
+    "mbart": None,
+    "pegasus": 0,
+    "m2m_100": 2,
+}
 ENCODER_DECODERS = tuple(START_TOKENS)
 
 

@@ -108,6 +108,9 @@ def in_dtype(model, dtype):
     """Like from_pretrained; Module.to would round the frequencies of rotary angles too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    for name, buffer in model.named_buffers():
+        if name.endswith("embed_positions.weights"):  # M2M100's
+            buffer.data = buffer.data.to(dtype)
     return model
 
 

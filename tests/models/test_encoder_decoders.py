@@ -10,7 +10,9 @@ from fastenc.models import Encoder, MaskedLM, QuestionAnswerer, SequenceClassifi
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.families import model, padded_batch
 
-WITH_DECODER = pytest.mark.parametrize("family", ["t5", "mt5", "umt5", "bart", "mbart"])
+WITH_DECODER = pytest.mark.parametrize(
+    "family", ["t5", "mt5", "umt5", "bart", "mbart", "pegasus", "m2m_100"]
+)
 
 
 @WITH_DECODER

@@ -50,7 +50,7 @@ class CheckpointNames(nn.Module):
         for ours, theirs in self.family_names(with_prefix=self.architecture != "Model").items():
             tensors.update(zip(theirs, self.parts(ours, state[ours], len(theirs)), strict=True))
         prefix = self._prefix() if self.architecture != "Model" else ""
-        for name, value in self.config.architecture.constant_values(self.config).items():
+        for name, value in self.constant_tensors(self.config).items():
             tensors[prefix + name] = value
         return self.config.architecture.export_state_dict(tensors, self.config)
 
@@ -79,6 +79,11 @@ class CheckpointNames(nn.Module):
             several = (theirs,) if isinstance(theirs, str) else theirs
             table[key] = tuple(f"{prefix}{name}.{leaf}" for name in several)
         return table
+
+    @classmethod
+    def constant_tensors(cls, config: EncoderConfig) -> dict[str, Tensor]:
+        """The tensors of a checkpoint that are no weights, by their names without the prefix."""
+        return config.architecture.constant_values(config)
 
     @classmethod
     def by_current_names(
@@ -172,14 +177,14 @@ def is_mix(name: str) -> bool:
 
 
 def with_constants(
-    config: EncoderConfig, tensors: dict[str, Tensor], folder: Path
+    config: EncoderConfig, known: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path
 ) -> EncoderConfig:
     """The configuration with the values of a checkpoint's constant tensors, which are taken out of ``tensors``.
 
+    Args: known: from :meth:`CheckpointNames.constant_tensors`.
     Raises: ValueError for a table with other values than those that follow from the configuration.
     """
-    known, values = config.architecture.constant_values(config), dict(config.extra)
-    keys = config.architecture.constants
+    keys, values = config.architecture.constants, dict(config.extra)
     for name in known.keys() | keys.keys():
         tensor = tensors.pop(name, None)
         if tensor is None or name not in known:

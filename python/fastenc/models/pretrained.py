@@ -191,7 +191,7 @@ class PretrainedModel(CheckpointNames):
             extra = {key: value for key, value in config.extra.items() if key not in keys}
             config = config.replace(extra=extra)
         check_depth(config, tensors, folder)
-        config = with_constants(config, tensors, folder)
+        config = with_constants(config, cls.constant_tensors(config), tensors, folder)
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)

@@ -1,6 +1,6 @@
-"""A table of embeddings."""
+"""Tables of embeddings."""
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class EmbeddingTable(nn.Embedding):
@@ -13,3 +13,16 @@ class EmbeddingTable(nn.Embedding):
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
+
+
+class FixedEmbeddingTable(nn.Module):
+    """A table that follows from the configuration: it is neither trained nor in the state dict.
+
+    Args: values: (rows, width).
+    """
+
+    weight: Tensor
+
+    def __init__(self, values: Tensor):
+        super().__init__()
+        self.register_buffer("weight", values, persistent=False)

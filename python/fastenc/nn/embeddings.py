@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastenc._base import debug
-from fastenc.nn.embedding_table import EmbeddingTable
+from fastenc.nn.embedding_table import EmbeddingTable, FixedEmbeddingTable
 from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer import normalise
 from fastenc.nn.layer_norm import LayerNorm, OffsetRMSNorm, RMSNorm
@@ -66,7 +66,9 @@ class Embeddings(nn.Module):
     Args:
         width: width of the tables.
         hidden_size: width of the result; without a projection it is that of the tables.
+        padding_idx: the row of the word table that gets no gradient, or None.
         positions: rows of the position table; 0: no table.
+        fixed_positions: its values (positions, width), if it is not trained.
         position_offset: row of the position table that a sequence's first token takes.
         token_types: rows of the token-type table; 0: no table. With 0 or 1 rows, a batch's token types are ignored.
         task_types: rows of the task-type table, of which every token has row 0; 0: no table.
@@ -85,7 +87,9 @@ class Embeddings(nn.Module):
         width: int,
         hidden_size: int,
         *,
+        padding_idx: int | None = None,
         positions: int,
+        fixed_positions: Tensor | None = None,
         position_offset: int = 0,
         token_types: int = 0,
         task_types: int = 0,
@@ -100,9 +104,14 @@ class Embeddings(nn.Module):
     ):
         super().__init__()
         self.position_offset, self.dropout_p = position_offset, dropout_p
+        self.padding_idx = padding_idx
         self.spec = EmbeddingSpec(norm, scale, project_first and projection, drop_first, masked)
         self.word = EmbeddingTable(vocab_size, width)
-        self.position = EmbeddingTable(positions, width) if positions else None
+        self.position: EmbeddingTable | FixedEmbeddingTable | None = None
+        if fixed_positions is not None:
+            self.position = FixedEmbeddingTable(fixed_positions)
+        elif positions:
+            self.position = EmbeddingTable(positions, width)
         self.token_type = EmbeddingTable(token_types, width) if token_types else None
         self.task_type = EmbeddingTable(task_types, width) if task_types else None
         norm_width = hidden_size if self.spec.project_first else width
@@ -159,6 +168,7 @@ class Embeddings(nn.Module):
             None if self.norm is None else self.norm.weight,
             getattr(self.norm, "bias", None),
             self.projection,
+            self.padding_idx,
         )
 
 

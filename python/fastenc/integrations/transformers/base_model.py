@@ -116,13 +116,22 @@ def arguments_reason(
         given = arguments.get(name)
         if given is not None and (given.dim() != 2 or given.shape != inputs.shape[:2]):
             return f"{name} is not (batch, length)"
-    positions = live.config.max_positions
-    if inputs.shape[1] > positions and live.stack.has_bounded_angles:
-        return f"rotary angles of more than {positions} tokens depend on the batch"
+    if (reason := length_reason(live, inputs.shape[1])) is not None:
+        return reason
     # transformers' BART takes and ignores them.
     ignored = not _has_parameter(type(model).forward, "position_ids")
     if arguments.get("position_ids") is not None and (live.stack.reads_distances or ignored):
         return "it was called with position_ids"
+    return None
+
+
+def length_reason(live: LiveEncoder, length: int) -> str | None:
+    """Why a padded batch of this length must take the model's own forward, or None."""
+    positions = live.config.max_positions
+    if length > positions and live.stack.has_bounded_angles:
+        return f"rotary angles of more than {positions} tokens depend on the batch"
+    if length > positions and live.architecture.grows_positions:
+        return f"its position table grows for more than {positions} tokens"
     return None
 
 

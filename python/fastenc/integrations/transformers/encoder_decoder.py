@@ -1,5 +1,6 @@
 """The fused forward of transformers' encoder-decoders: decoders on packed targets, and the loss over the labels."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,7 @@ def with_loss(
     source = base_model.run(stacks_of(model)[0], encoder, encoder_reading, of_encoder, sizes, None)
     ids = arguments.get("decoder_input_ids")
     if ids is None:
-        ids = model.prepare_decoder_input_ids_from_labels(labels)
+        ids = _decoder_input_ids(model, labels)
     counted = (labels != -100).flip(1).cumsum(1).flip(1)
     target = pack(ids, counted > 0)
     packed = run_decoder(
@@ -164,6 +165,17 @@ def with_loss(
     )
     given = arguments.get("return_dict")
     return result if (model.config.return_dict if given is None else given) else result.to_tuple()
+
+
+def _decoder_input_ids(model: Any, labels: Tensor) -> Tensor:
+    """The labels, shifted right as the class does it."""
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is None:  # M2M100 calls the function of its module
+        config, module = model.config, sys.modules[type(model).__module__]
+        start = config.decoder_start_token_id
+        ids: Tensor = module.shift_tokens_right(labels, config.pad_token_id, start)
+        return ids
+    return prepare(labels)
 
 
 def loss_reason(model: Any, arguments: dict[str, Any]) -> str | None:

@@ -126,12 +126,14 @@ def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
     reason = forward_reason(model) or encoder_decoder.loss_reason(model, arguments)
     reason = reason or base_model.inputs_reason(model, arguments)
     readings = []
-    for stack in encoder_decoder.stacks_of(model) if reason is None else ():
+    stacks = zip(encoder_decoder.stacks_of(model), ("input_ids", "labels"), strict=True)
+    for stack, ids in stacks if reason is None else ():
         of_stack = state_of(stack)
         if of_stack is None:  # the stack was replaced by another module
             return plain(**arguments)
         reading = of_stack.encoder.read(stack)
         reason = reason or base_model.model_reason(reading)
+        reason = reason or base_model.length_reason(of_stack.encoder, arguments[ids].shape[1])
         readings.append((of_stack.encoder, reading))
     mask = arguments.get("attention_mask")
     if reason is None:

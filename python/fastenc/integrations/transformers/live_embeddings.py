@@ -1,5 +1,7 @@
 """The embeddings of a live model for the real tokens of a padded batch."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,7 @@ def tables_of(reading: Reading) -> EmbeddingTables:
     assert word is not None  # every architecture names it
     return EmbeddingTables(
         word.weight,
-        None if position is None else position.weight,
+        None if position is None else _weight_of(position),
         with_task_type(token_type, task_type),
         None if norm is None else norm.weight,
         getattr(norm, "bias", None),
@@ -64,6 +66,12 @@ def tables_of(reading: Reading) -> EmbeddingTables:
         word.padding_idx,
         None if position is None else position.padding_idx,
     )
+
+
+def _weight_of(table: Any) -> Tensor:
+    """The values of a table; M2M100's module calls them otherwise."""
+    weight: Tensor = table.weights if hasattr(table, "weights") else table.weight
+    return weight
 
 
 def _positions(

@@ -114,7 +114,9 @@ class LiveEncoder:
                 for ours, paths in self._names.items()
                 if ours.endswith(SCALE)
                 for path in paths
-            ),
+            )
+            # M2M100's module of positions has its table as a buffer.
+            | {f"{path}.weights" for path in self._names.get("embeddings.position", ())},
         )
         self._last: tuple[Snapshot, dict[str, object], Reading] | None = None
 

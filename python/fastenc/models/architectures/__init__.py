@@ -17,10 +17,12 @@ from fastenc.models.architectures.gemma3 import Gemma3
 from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
 from fastenc.models.architectures.longformer import Longformer
+from fastenc.models.architectures.m2m_100 import M2M100
 from fastenc.models.architectures.megatron_bert import MegatronBert
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
+from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.qwen3 import Qwen3
 from fastenc.models.architectures.roberta import (
     Camembert,
@@ -59,6 +61,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         Albert,
         Bart,
         MBart,
+        Pegasus,
+        M2M100,
         ModernBert,
         NomicBert,
         RoFormer,

@@ -151,7 +151,7 @@ class MBart(Bart):
     name = "mbart"
     class_prefix = "MBart"
     pre_norm = True
-    start_token_id = None  # the target's language
+    start_token_id: ClassVar[int | None] = None  # the target's language
 
     def first_norm(self, config) -> bool:
         return True

@@ -52,6 +52,7 @@ class Architecture:
             of transformers' reads the first position of a row with tokens.
         embeds_padding: whether transformers embeds padding like other tokens.
         positions_after_padding: whether positions count from the row after the padding token's (RoBERTa).
+        grows_positions: whether transformers' position table grows in a call with longer texts.
         lm_head, classifier, token_classifier, question_answerer: the heads, or None if the family has no such head.
         detector: the head that detects replaced tokens, or None. Its norm, if it has one, comes before the dense layer
             and also adds the first token's vector.
@@ -87,6 +88,7 @@ class Architecture:
     takes_left_padding: ClassVar[bool] = False
     embeds_padding: ClassVar[bool] = True
     positions_after_padding: ClassVar[bool] = False
+    grows_positions: ClassVar[bool] = False
     lm_head: ClassVar[HeadSpec | None] = None
     classifier: ClassVar[HeadSpec | None] = None
     detector: ClassVar[HeadSpec | None] = None
@@ -255,6 +257,14 @@ class Architecture:
 
     def position_table(self, config: EncoderConfig) -> bool:
         return True
+
+    def fixed_positions(self, config: EncoderConfig) -> Tensor | None:
+        """The values (rows, width) of a position table that is not trained; None: the table is trained."""
+        return None
+
+    def padding_idx(self, config: EncoderConfig) -> int | None:
+        """The row of the word embeddings that gets no gradient, if a packed sequence can have its token."""
+        return None
 
     def task_types(self, config: EncoderConfig) -> int:
         """The rows of the table of task types, of which every token has the first; 0: no table."""

@@ -254,9 +254,7 @@ class Seq2Seq(PretrainedModel):
 
     def family_names(self, with_prefix: bool) -> dict[str, tuple[str, ...]]:
         architecture, table = self.config.architecture, dict[str, tuple[str, ...]]()
-        prefix = (
-            f"{architecture.whole_prefix}." if with_prefix and architecture.whole_prefix else ""
-        )
+        prefix = self._prefix() if with_prefix else ""
         for part, model in (("encoder", self.encoder), ("decoder", self.decoder)):
             names = architecture.names(model.config)
             for key in model.state_dict():
@@ -272,6 +270,19 @@ class Seq2Seq(PretrainedModel):
         table["encoder.embeddings.word.weight"] = (f"{prefix}{SHARED}",)
         own = {f"{HEAD}.weight", LOGITS_BIAS} & self.state_dict().keys()
         return table | {name: (name,) for name in own}
+
+    def _prefix(self) -> str:
+        prefix = self.config.architecture.whole_prefix
+        return f"{prefix}." if prefix else ""
+
+    @classmethod
+    def constant_tensors(cls, config: EncoderConfig) -> dict[str, Tensor]:
+        architecture = config.architecture
+        return {
+            architecture.name_in_whole(part, name): value
+            for part in (config, config.decoder())
+            for name, value in architecture.constant_values(part).items()
+        }
 
     @classmethod
     def renamed(cls, config: EncoderConfig, stored: str, tensor: Tensor) -> dict[str, Tensor]:

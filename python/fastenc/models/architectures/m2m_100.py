@@ -1,0 +1,50 @@
+"""Encoders and decoders of M2M100 and NLLB: Pegasus's, with positions that begin after the padding token's row.
+
+Sources: Fan et al. 2020, arXiv:2010.11125; NLLB Team 2022, arXiv:2207.04672 (dense models).
+"""
+
+from torch import Tensor
+
+from fastenc.models.architectures.pegasus import POSITIONS, Pegasus
+from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
+from fastenc.models.architectures.values import ConfigValues
+
+MORE_ROWS = 2  # of the position table than max_position_embeddings
+LENGTH = "max_position_embeddings"
+
+
+class M2M100(Pegasus):
+    name = "m2m_100"
+    class_prefix = "M2M100"
+    positions_after_padding = True
+    grows_positions = True
+    defaults = {"eps": 1e-5, "pad_token_id": 1}
+    new_config = Pegasus.new_config | {
+        "pad_token_id": 1,
+        "position_offset": 2,
+        "activation": "relu",
+    }
+    start_token_id = 2
+    eos_token_id = 2
+    # Of older files; the table follows from the configuration.
+    unread = tuple(f"{part}{POSITIONS}." for part in ("", "encoder.", "decoder."))
+
+    def read(self, values: ConfigValues) -> ConfigValues:
+        return super().read(values | {LENGTH: values[LENGTH] + MORE_ROWS})
+
+    def write(self, config) -> ConfigValues:
+        rows = config.max_positions + config.position_offset
+        return super().write(config) | {LENGTH: rows - MORE_ROWS}
+
+    def embedding_scale(self, config) -> float:
+        return config.hidden_size**0.5 if config.extra.get("scale_embedding", True) else 1.0
+
+    def fixed_positions(self, config) -> Tensor:
+        rows = config.max_positions + config.position_offset
+        return tensor2tensor_sinusoids(rows, config.hidden_size, config.pad_token_id)
+
+    def constant_values(self, config) -> dict[str, Tensor]:
+        return {}
+
+    def has_logits_bias(self, config) -> bool:
+        return False
