@@ -75,6 +75,7 @@ class Family:
     no_autocast: str = ""
 
 
+WHOLE = "ForConditionalGeneration"  # the class of a whole encoder-decoder
 ROBERTA_SIZES = SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, type_vocab_size=1)
 DEBERTA_SIZES = SIZES | dict(
     relative_attention=True,
@@ -190,6 +191,12 @@ BY_NAME = {
     ),
     "bart": Family("Bart", BART_SIZES, **BART_ENTRY),
     "mbart": Family("MBart", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
+    "marian": Family(
+        "Marian",
+        BART_SIZES | dict(pad_token_id=0, eos_token_id=2, forced_eos_token_id=2),
+        named_otherwise={WHOLE: "MarianMTModel"},
+        **BART_ENTRY,
+    ),
     "pegasus": Family("Pegasus", BART_SIZES | {"scale_embedding": True}, **BART_ENTRY),
     "m2m_100": Family("M2M100", M2M100_SIZES, **BART_ENTRY),
     "modernbert": Family(
@@ -336,8 +343,7 @@ OTHER_HEADS = {
 }
 
 
-# Families of encoder-decoders, the class of the whole model, and the first token of its targets.
-WHOLE = "ForConditionalGeneration"
+# Families of encoder-decoders, and the first token of their targets.
 START_TOKENS = {
     "t5": 0,
     "t5-gated": 0,
@@ -345,6 +351,7 @@ START_TOKENS = {
     "umt5": 0,
     "bart": 2,
     "mbart": None,
+    "marian": 0,
     "pegasus": 0,
     "m2m_100": 2,
 }

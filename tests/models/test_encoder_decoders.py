@@ -11,7 +11,7 @@ from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.families import model, padded_batch
 
 WITH_DECODER = pytest.mark.parametrize(
-    "family", ["t5", "mt5", "umt5", "bart", "mbart", "pegasus", "m2m_100"]
+    "family", ["t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100"]
 )
 
 

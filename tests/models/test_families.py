@@ -334,6 +334,7 @@ SWITCHES = [
     ("umt5", dict(relative_attention_num_buckets=8)),
     ("bart", dict(scale_embedding=True, activation_function="relu")),
     ("mbart", dict(scale_embedding=False)),
+    ("marian", dict(scale_embedding=True, activation_function="swish")),
     ("pegasus", dict(d_model=33, encoder_attention_heads=3, scale_embedding=False)),
     ("m2m_100", dict(d_model=36, scale_embedding=False, pad_token_id=4)),
     (

@@ -206,7 +206,7 @@ def _adapted_config(folder: Path) -> dict[str, Any]:
     architecture = ARCHITECTURES.get(values.get("model_type", ""))
     if task is None or architecture is None:
         return values
-    held = [architecture.class_prefix + (architecture.bare_class if task == "Model" else task)]
+    held = [architecture.class_name(task)]
     ends = (".classifier.weight", ".classifier.out_proj.weight")
     heads = [value for key, value in read_adapter_tensors(folder).items() if key.endswith(ends)]
     if values.get("architectures") != held:  # the base model's entries are for another head

@@ -34,6 +34,7 @@ class SearchOptions:
         min_new_tokens: the least tokens of a target; before them it does not end.
         no_repeat_ngram_size: no sequence of so many tokens, the start token among them, occurs twice in a target; 0:
             any may.
+        left_out: tokens that no target has.
     """
 
     max_new_tokens: int
@@ -45,6 +46,7 @@ class SearchOptions:
     forced: dict[int, int] = field(default_factory=dict)
     min_new_tokens: int = 0
     no_repeat_ngram_size: int = 0
+    left_out: tuple[int, ...] = ()
 
 
 class EncoderDecoder(Protocol):
@@ -109,6 +111,7 @@ def _allowed(scores: Tensor, targets: Tensor, options: SearchOptions) -> Tensor:
         scores = torch.full_like(scores, -torch.inf)
         scores[:, options.forced[place]] = 0
         return scores
+    scores[:, list(options.left_out)] = -torch.inf
     if place < options.min_new_tokens:
         scores[:, list(options.ends)] = -torch.inf
     if options.no_repeat_ngram_size:

@@ -18,8 +18,17 @@ from fastenc.models.architectures.values import (
 )
 from fastenc.models.generation import SearchOptions
 
+
+def _is_one_token(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 1 and type(value[0]) is int and value[0] >= 0
+
+
 GENERATION_CONFIG = "generation_config.json"
 MAX_NEW_TOKENS = 128
+SINGLE_TOKENS = Rule(
+    "a list of lists of one token each",
+    lambda value: isinstance(value, list) and all(map(_is_one_token, value)),
+)
 RULES: dict[str, Rule] = {
     "max_new_tokens": COUNT,
     "max_length": COUNT,
@@ -32,6 +41,7 @@ RULES: dict[str, Rule] = {
     "decoder_start_token_id": ID,
     "forced_bos_token_id": ID,
     "forced_eos_token_id": ID,
+    "bad_words_ids": SINGLE_TOKENS,
 }
 # Files made by older versions of transformers have it although nobody chose it.
 UNCHOSEN_MAX_LENGTH = 20
@@ -41,7 +51,6 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1,),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (),
-    "bad_words_ids": ([],),
     "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],),
     "sequence_bias": (),
@@ -113,4 +122,8 @@ def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...
         forced={place: token for place, token in forced.items() if token is not None},
         min_new_tokens=least,
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
+        # As in transformers, a token that ends a target stays.
+        left_out=tuple(
+            token for (token,) in settings.get("bad_words_ids", ()) if token not in ends
+        ),
     )

@@ -275,9 +275,7 @@ class PretrainedModel(CheckpointNames):
 
     def _class_name(self) -> str:
         """The name of transformers' class for this model."""
-        architecture = self.config.architecture
-        ours = self.architecture
-        return architecture.class_prefix + (architecture.bare_class if ours == "Model" else ours)
+        return self.config.architecture.class_name(self.architecture)
 
     @classmethod
     def stored_in(cls, folder: Path, hf_config: JsonObject) -> bool:
@@ -342,10 +340,7 @@ def architecture_of(hf_config: JsonObject) -> str:
     """The model class that a config.json names, without the family ("ForMaskedLM"); "" if it names none."""
     name = (_class_names(hf_config) or [""])[0]
     family = ARCHITECTURES.get(str(hf_config.get("model_type", "")))
-    if family is None:
-        return name
-    name = name.removeprefix(family.class_prefix)
-    return "Model" if name == family.bare_class else name
+    return name if family is None else family.head_of(name)
 
 
 def _class_names(hf_config: JsonObject) -> list[str]:

@@ -14,6 +14,7 @@ from fastenc.integrations.transformers.live_embeddings import embed
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import ARCHITECTURES, Architecture
+from fastenc.models.architectures.base import WHOLE
 from fastenc.nn.layer_inputs import Source
 from fastenc.nn.stack import run_stack
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
@@ -24,8 +25,7 @@ from fastenc.packing import PackedBatch, check_cu_seqlens, pack
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-HEAD = "ForConditionalGeneration"
-CLASSES = ("Model", HEAD, "ForSequenceClassification", "ForQuestionAnswering")
+CLASSES = ("ForSequenceClassification", "ForQuestionAnswering")
 SOURCE = ("encoder_hidden_states", "encoder_attention_mask")
 
 
@@ -35,8 +35,15 @@ def architecture_of(model: Any) -> Architecture | None:
     if architecture is None or not architecture.has_decoder:
         return None
     name, home = type(model).__name__, type(model).__module__
-    supported = {architecture.class_prefix + task for task in CLASSES}
+    names = ("Model", architecture.whole_class, *CLASSES)
+    supported = {architecture.class_prefix + each for each in names}
     return architecture if name in supported and home.startswith("transformers.") else None
+
+
+def has_loss(model: Any) -> bool:
+    """Whether a whole encoder-decoder has a language-model head."""
+    architecture = architecture_of(model)
+    return architecture is not None and architecture.head_of(type(model).__name__) == WHOLE
 
 
 def stacks_of(model: "PreTrainedModel") -> tuple[Any, Any]:

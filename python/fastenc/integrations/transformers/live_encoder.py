@@ -369,7 +369,7 @@ def architecture_of(base: Any) -> Architecture | None:
 
 @cache
 def _by_class() -> dict[str, Architecture]:
-    return {each.class_prefix + each.bare_class: each for each in ARCHITECTURES.values()}
+    return {each.class_name("Model"): each for each in ARCHITECTURES.values()}
 
 
 def _found(model: "PreTrainedModel", path: str) -> Any:

@@ -108,7 +108,7 @@ def _is_known(model: "PreTrainedModel") -> bool:
 
 
 def _unknown(model: "PreTrainedModel") -> ValueError:
-    classes = sorted(a.class_prefix + a.bare_class for a in ARCHITECTURES.values())
+    classes = sorted(a.class_name("Model") for a in ARCHITECTURES.values())
     return ValueError(
         f"patch supports {', '.join(classes)} and models over them, got {type(model).__name__} over "
         f'{type(model.base_model).__name__}: fastenc.register_attention() and attn_implementation="fastenc" give any '
@@ -149,7 +149,7 @@ def _prepared(top: "PreTrainedModel", labelled_logits_only: bool) -> Callable[[]
 def _prepared_encoder_decoder(
     top: "PreTrainedModel", labelled_logits_only: bool
 ) -> Callable[[], None]:
-    has_loss = type(top).__name__.endswith(encoder_decoder.HEAD)
+    has_loss = encoder_decoder.has_loss(top)
     if labelled_logits_only and not has_loss:
         raise ValueError(
             f"labelled_logits_only is for models with a language-modelling head, got {type(top).__name__}: leave it out"

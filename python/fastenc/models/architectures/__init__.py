@@ -18,6 +18,7 @@ from fastenc.models.architectures.gte import Gte
 from fastenc.models.architectures.jina_embeddings_v3 import JinaEmbeddingsV3
 from fastenc.models.architectures.longformer import Longformer
 from fastenc.models.architectures.m2m_100 import M2M100
+from fastenc.models.architectures.marian import Marian
 from fastenc.models.architectures.megatron_bert import MegatronBert
 from fastenc.models.architectures.modernbert import ModernBert
 from fastenc.models.architectures.mpnet import MPNet
@@ -61,6 +62,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Albert,
         Bart,
         MBart,
+        Marian,
         Pegasus,
         M2M100,
         ModernBert,

@@ -72,6 +72,7 @@ class Bart(Architecture):
     }
 
     def check_supported(self, values: ConfigValues) -> None:
+        super().check_supported(values)
         for name in LAYERDROPS:
             if values.get(name):
                 raise ValueError(

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 # The path of the module that computes a layer's q, k and v.
 QKV = re.compile(r"(?:^|\.)layers\.(\d+)\.qkv$")
 
+# The model of encoder and decoder with a language-model head, by the name that most families give to its class.
+WHOLE = "ForConditionalGeneration"
+
 
 class Architecture:
     """The description of one family of encoders. Values that differ between its checkpoints come from config.json.
@@ -42,6 +45,7 @@ class Architecture:
         prefix: prefix of the encoder's weights in a checkpoint with a head.
         head_prefixes: class of a head ("ForQuestionAnswering") → its prefix, where it is another.
         bare_class: name of transformers' class of the encoder without head, without ``class_prefix``.
+        whole_class: the same of the class of encoder and decoder with a language-model head.
         live_path: path of the encoder in transformers' base model, "" if the base model is the encoder.
         config_names: field of EncoderConfig → key in config.json.
         defaults: values of fields that config.json may leave out.
@@ -78,6 +82,7 @@ class Architecture:
     prefix: ClassVar[str]
     head_prefixes: ClassVar[dict[str, str]] = {}
     bare_class: ClassVar[str] = "Model"
+    whole_class: ClassVar[str] = WHOLE
     live_path: ClassVar[str] = ""
     config_names: ClassVar[dict[str, str]] = BERT_CONFIG
     defaults: ClassVar[ConfigValues] = {"eps": 1e-12, "pad_token_id": 0}
@@ -145,6 +150,16 @@ class Architecture:
                     f"config.json: {key} must be {supported!r}, got {shown(values[key])}: this variant of the "
                     "architecture is not supported, take transformers for this model"
                 )
+
+    def class_name(self, head: str) -> str:
+        """The name of transformers' class for a head ("ForMaskedLM"); "Model": of the encoder alone."""
+        named = {"Model": self.bare_class, WHOLE: self.whole_class}
+        return self.class_prefix + named.get(head, head)
+
+    def head_of(self, class_name: str) -> str:
+        """The head of a class: the reverse of :meth:`class_name`."""
+        name = class_name.removeprefix(self.class_prefix)
+        return {self.bare_class: "Model", self.whole_class: WHOLE}.get(name, name)
 
     def read(self, values: ConfigValues) -> ConfigValues:
         """The fields of EncoderConfig from the values of a config.json."""

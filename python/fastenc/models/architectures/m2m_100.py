@@ -5,7 +5,8 @@ Sources: Fan et al. 2020, arXiv:2010.11125; NLLB Team 2022, arXiv:2207.04672 (de
 
 from torch import Tensor
 
-from fastenc.models.architectures.pegasus import POSITIONS, Pegasus
+from fastenc.models.architectures.marian import POSITIONS
+from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
 from fastenc.models.architectures.values import ConfigValues
 
@@ -24,7 +25,6 @@ class M2M100(Pegasus):
         "position_offset": 2,
         "activation": "relu",
     }
-    start_token_id = 2
     eos_token_id = 2
     # Of older files; the table follows from the configuration.
     unread = tuple(f"{part}{POSITIONS}." for part in ("", "encoder.", "decoder."))
@@ -35,6 +35,12 @@ class M2M100(Pegasus):
     def write(self, config) -> ConfigValues:
         rows = config.max_positions + config.position_offset
         return super().write(config) | {LENGTH: rows - MORE_ROWS}
+
+    def takes_inputs_embeds(self, config) -> bool:
+        return True
+
+    def decoder_start(self, config) -> int | None:
+        return config.extra.get("decoder_start_token_id", self.eos_token_id)
 
     def embedding_scale(self, config) -> float:
         return config.hidden_size**0.5 if config.extra.get("scale_embedding", True) else 1.0

@@ -12,6 +12,7 @@ from fastenc._base.files import write_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar, unless_few
 from fastenc.models import checkpoint
+from fastenc.models.architectures.base import WHOLE
 from fastenc.models.checkpoint import read_json
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.decoder import Decoder
@@ -48,7 +49,7 @@ class Seq2Seq(PretrainedModel):
     Source: Raffel et al. 2020, arXiv:1910.10683; Lewis et al. 2019, arXiv:1910.13461.
     """
 
-    architecture = "ForConditionalGeneration"
+    architecture = WHOLE
     loss_ignores_padding = True
 
     def __init__(self, config: EncoderConfig):
