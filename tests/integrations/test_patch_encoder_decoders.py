@@ -55,6 +55,34 @@ def test_training_and_generate_are_the_models_own(family, loss_only):
     assert torch.equal(fused(**batch).logits, own(**batch).logits)
 
 
+def test_texts_beyond_the_position_table_of_m2m_100():
+    """Its own forward makes the table larger, and shorter texts run fused after it."""
+    own = whole("m2m_100")
+    fused = fastenc.patch(copy.deepcopy(own))
+    for length, warns in ((40, False), (41, True), (30, False)):
+        ids = torch.randint(5, 97, (2, length))
+        for labels in (ids, ids[:, :7].clone()):
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                loss = fused(input_ids=ids, labels=labels).loss
+            close(loss, own(input_ids=ids, labels=labels).loss)
+            if warns and labels is ids:
+                assert "position table grows for more than 40 tokens" in str(given[0].message)
+            assert warns or not given
+
+
+def test_vectors_in_place_of_a_targets_tokens():
+    """transformers' Marian scales them, too."""
+    own = whole("marian", scale_embedding=True)
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches("marian")
+    vectors = torch.randn(*batch.pop("labels").shape, 32)
+    options = {"decoder_inputs_embeds": vectors, "use_cache": False}
+    with pytest.warns(UserWarning, match="MarianDecoder takes its own forward, .* inputs_embeds"):
+        logits = fused(**batch, **options).logits
+    close(logits, own(**batch, **options).logits, atol=1e-4)
+
+
 @FAMILIES
 def test_labels_of_padding(family):
     """As of targets that are padded with a token, and whose mask is given."""

@@ -127,6 +127,26 @@ def test_least_new_tokens_stand_above_the_least_length(tmp_path):
     assert Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch) == rows
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_tokens_that_no_target_has(beams, tmp_path):
+    theirs = whole("marian")
+    padded, (batch, *_) = both_batches("marian")
+    del padded["labels"]
+    options = {"max_new_tokens": 8, "num_beams": beams}
+    free = Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch, **options)
+    left_out = sorted({row[0] for row in free} | {row[3] for row in free})
+    theirs.generation_config.bad_words_ids = [[token] for token in left_out]
+    rows = [row[1:] for row in theirs.generate(**padded, **options, do_sample=False).tolist()]
+    rows = [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path))
+    assert ours.generate_ids(batch, **options) == rows != free
+    ours.generation_config["bad_words_ids"] = [[5, 6]]
+    with pytest.raises(
+        ValueError, match=r"bad_words_ids must be a list of lists of one token each"
+    ):
+        ours.generate_ids(batch)
+
+
 def test_generation_config_gives_the_defaults_and_is_saved(tmp_path):
     theirs = whole("bart")
     settings = {"num_beams": 3, "max_length": 9, "min_length": 4, "no_repeat_ngram_size": 2}

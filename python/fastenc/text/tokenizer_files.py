@@ -88,6 +88,8 @@ def find_tokenizer(folder: Path) -> TokenizerLike | None:
             for library in ("sentencepiece", "google.protobuf"):
                 require(library, extra="transformers")
         made = require("transformers", extra="transformers").AutoTokenizer.from_pretrained(folder)
+        if not hasattr(made, "backend_tokenizer"):  # Marian's and M2M100's
+            raise ValueError(f"{type(made).__name__} is not one of the tokenizers library")
         tokenizer = cast(TokenizerLike, made.backend_tokenizer)
     except Exception as error:  # of the libraries that read these files, too
         warnings.warn(
