@@ -55,6 +55,10 @@ REASONS = {
         "longrope).",
         "Cut the texts: `tokenizer(..., truncation=True)`.",
     ),
+    "its position table grows for more than … tokens": (
+        "M2M100 and NLLB make their position table larger for longer texts.",
+        "Cut the texts: `tokenizer(..., truncation=True, max_length=model.config.max_position_embeddings)`.",
+    ),
     "config.… is on": (
         "`output_attentions`, `is_decoder` or `is_causal` in the configuration.",
         "Set it to False.",

@@ -98,6 +98,22 @@ def _m3(folder: Path) -> None:
         torch.save(torch.nn.Linear(32, outputs).state_dict(), folder / f"{name}.pt")
 
 
+def _nllb(folder: Path) -> None:
+    """Its tokenizer has a token for each language."""
+    import transformers
+
+    vocabulary = SMALL["vocab_size"] + 1
+    _model("M2M100ForConditionalGeneration", **TRANSLATOR | {"vocab_size": vocabulary})(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["deu_Latn"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+
+
+TRANSLATOR = {f"{part}_layers": 2 for part in ("encoder", "decoder")}
+TRANSLATOR |= {f"{part}_ffn_dim": 64 for part in ("encoder", "decoder")}
+TRANSLATOR |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+TRANSLATOR |= {f"{part}_layerdrop": 0.0 for part in ("encoder", "decoder")}
+TRANSLATOR |= {"eos_token_id": 102, "forced_eos_token_id": 102, "decoder_start_token_id": 0}
 MODERNBERT = {"cls_token_id": 101, "sep_token_id": 102, "bos_token_id": 101, "eos_token_id": 102}
 DEBERTA_V3 = {
     "relative_attention": True,
@@ -127,6 +143,8 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "lightonai/GTE-ModernColBERT-v1": _colbert,
     "knowledgator/modern-gliner-bi-base-v1.0": _gliner,
     "urchade/gliner_medium-v2.1": _gliner_of_deberta,
+    "facebook/nllb-200-distilled-600M": _nllb,
+    "Helsinki-NLP/opus-mt-en-de": _model("MarianMTModel", **TRANSLATOR),
     "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": _model(
         "DebertaV2ForSequenceClassification", ["entailment", "not_entailment"], **DEBERTA_V3
     ),

@@ -85,6 +85,7 @@ choices = {
 leading = lambda batch: batch["attention_mask"].flip(1)
 doubled = lambda batch: batch["attention_mask"] * 2
 square = lambda batch: batch["attention_mask"][:, None, None].bool()
+long = lambda batch: torch.full((2, 41), 7)
 # row: [(a call, what runs)]
 CALLS = {
     "`output_attentions=True`": [(called(output_attentions=True), OWN)],
@@ -127,6 +128,9 @@ CALLS = {
         (called(family, "ForSequenceClassification", **given), runs)
         for family, runs in (("qwen3", FUSED), ("gemma3", OWN))
         for given in (dict(input_ids=None, inputs_embeds=embedded), dict(input_ids=padded_with_7))
+    ],
+    "texts of M2M100 and NLLB beyond `max_position_embeddings`": [
+        (called("m2m_100", input_ids=long, attention_mask=None), OWN)
     ],
     "`task_type_ids` of ERNIE": [
         (called("ernie", task_type_ids=lambda batch: batch["token_type_ids"]), OWN),

@@ -34,7 +34,9 @@ SHARED, HEAD, LOGITS_BIAS = "shared.weight", "lm_head", "final_logits_bias"
 
 
 class Seq2Seq(PretrainedModel):
-    """An encoder and a decoder that predicts a target's tokens one by one (T5, mT5, umT5, Flan; BART, mBART).
+    """An encoder and a decoder that predicts a target's tokens one by one.
+
+    The families: T5, mT5, umT5, Flan; BART, mBART, Marian, Pegasus, M2M100 and NLLB (dense).
 
         h = Encoder(source),  s = Decoder(target, h),  logits = scale * s E^T + bias
 
@@ -196,7 +198,7 @@ class Seq2Seq(PretrainedModel):
                 of tokens to this power. None: 1.
             early_stopping: of beam search: end as soon as there are ``num_beams`` finished targets. None: False.
             decoder_start_token_id: the decoder's first token.
-            forced_bos_token_id: the target's first token, such as mBART's language. A checkpoint's
+            forced_bos_token_id: the target's first token, such as the language of mBART or NLLB. A checkpoint's
                 ``forced_eos_token_id`` is the last token of a target that reaches max_new_tokens.
             min_new_tokens: the least tokens of a target with the end token. None: 0; a checkpoint may give
                 ``min_length``.
