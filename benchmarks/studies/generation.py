@@ -1,8 +1,7 @@
 """Tokens per second of generate: fastenc's Seq2Seq, transformers, and transformers patched by fastenc, in float32.
 
-A T5 v1.1 of 6 + 6 layers of width 512, with random weights. Sources of 24
-to 64 tokens; greedy search and 4 beams for 1 source and for 16. All three must give the same tokens before anything is
-timed.
+A T5 v1.1 of 6 + 6 layers of width 512, and a Marian of OPUS-MT's size, with random weights. Sources of 24 to 64 tokens;
+greedy search and 4 beams for 1 source and for 16. All three must give the same tokens before anything is timed.
 
     python -m benchmarks.studies.generation [threads]
 """
@@ -21,17 +20,32 @@ from fastenc.packing import pack_sequences
 RESULT, NEW_TOKENS = "generation", 24
 
 
-def tokens_of(rows: torch.Tensor) -> list[list[int]]:
-    """transformers' targets without the start token and without what follows the end token (1)."""
+def opus_mt():
+    """A Marian of the size of most of OPUS-MT's."""
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    sizes = {"layers": 6, "attention_heads": 8, "ffn_dim": 2048}
+    of_both = {f"{part}_{key}": n for part in ("encoder", "decoder") for key, n in sizes.items()}
+    config = MarianConfig(d_model=512, activation_function="swish", scale_embedding=True, **of_both)
+    return MarianMTModel(config)
+
+
+def tokens_of(rows: torch.Tensor, end: int) -> list[list[int]]:
+    """transformers' targets without the start token and without what follows the end token."""
     targets = [row[1:] for row in rows.tolist()]
-    return [row[: row.index(1) + 1] if 1 in row else row for row in targets]
+    return [row[: row.index(end) + 1] if end in row else row for row in targets]
 
 
-@torch.inference_mode()
 def main() -> None:
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     torch.set_num_threads(threads)
-    theirs = hugging_face(layers=6, heads=8).eval()
+    measure("", hugging_face(layers=6, heads=8).eval(), threads)
+    measure("OPUS-MT, ", opus_mt().eval(), threads)
+
+
+@torch.inference_mode()
+def measure(prefix: str, theirs, threads: int) -> None:
     ours, patched = fastencs(theirs), fastenc.patch(copy.deepcopy(theirs))
     draw = torch.Generator().manual_seed(0)
     for count in (1, 16):
@@ -42,7 +56,7 @@ def main() -> None:
         for beams in (1, 4):
             options = {"max_new_tokens": NEW_TOKENS, "num_beams": beams}
             generate = lambda model, options=options, batch=batch: tokens_of(
-                model.generate(**batch, **options, do_sample=False)
+                model.generate(**batch, **options, do_sample=False), theirs.config.eos_token_id
             )
             expected = generate(theirs)
             made = sum(map(len, expected))
@@ -64,7 +78,7 @@ def main() -> None:
             for row in rows.values():
                 if "median_ms" in row:
                     row["tokens_per_s"] = made / row["median_ms"] * 1e3
-            name = f"sources={count} beams={beams} threads={threads}"
+            name = f"{prefix}sources={count} beams={beams} threads={threads}"
             write(RESULT, read_cases(RESULT) | {name: rows})
 
 
