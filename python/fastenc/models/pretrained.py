@@ -162,9 +162,8 @@ class PretrainedModel(CheckpointNames):
                     f"int8 is for models with one encoder, got {cls.__name__}: leave out dtype"
                 )
             frozen.replace_weights(encoder, encoder.layers)
-            # The loaded parameters keep the whole file in memory. Copies let it go.
-            for parameter in model.parameters():
-                parameter.data = parameter.data.clone()
+            # The loaded parameters keep the whole file in memory.
+            copy_parameters(model)
         return model
 
     @classmethod
@@ -326,6 +325,12 @@ class PretrainedModel(CheckpointNames):
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             nn.init.zeros_(bias)
+
+
+def copy_parameters(model: nn.Module) -> None:
+    """Give every parameter memory of its own. A loaded one lies in the mapped file, at any address."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def another_task(model: type, folder: Path, hf_config: JsonObject) -> ValueError:

@@ -18,7 +18,7 @@ from fastenc._base.files import write_atomically
 from fastenc._base.prefetch import prefetch
 from fastenc._base.seeds import derive_seed
 from fastenc.data import BatchSampler, Group
-from fastenc.models.pretrained import PretrainedModel
+from fastenc.models.pretrained import PretrainedModel, copy_parameters
 from fastenc.nn.adamw import AdamW
 from fastenc.packing import ModelArguments
 from fastenc.train import checkpoint as checkpoints
@@ -142,6 +142,9 @@ class Trainer:
         # This seed decides dropout. Each process drops other units.
         torch.manual_seed(config.seed + self.accelerator.process_index)
         self.model_class = type(model)
+        # The last bits of PyTorch's sums depend on a weight's alignment in memory, which differs between a new model
+        # and one that is loaded from a checkpoint.
+        copy_parameters(model)
         self.fingerprint = self._fingerprint(model, lengths, settings or {})
         build = partial(build_optimizer, config=config, device=self.accelerator.device)
         self.parallel = PARALLEL[config.parallel](self.accelerator, model, build)
