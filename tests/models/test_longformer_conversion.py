@@ -3,6 +3,7 @@
 import csv
 import gzip
 import importlib
+import json
 
 import pytest
 import torch
@@ -74,6 +75,18 @@ def test_errors(tmp_path, capsys):
     assert "--attention-window must be an even integer above 0" in failure(
         capsys, "lengthen", source, "-o", tmp_path / "b", "--attention-window", "33"
     )
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    "key, value", [("vocab_size", 300), ("num_hidden_layers", 4), ("intermediate_size", 99)]
+)
+def test_weights_must_fit_their_config(key, value, tmp_path):
+    source = save(model("roberta"), tmp_path / "a")
+    values = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(values | {key: value}))
+    with pytest.raises(ValueError, match=f"but config.json .*{value}.*belong together"):
+        convert_to_longformer(source, tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 

@@ -10,9 +10,10 @@ from fastenc.models import checkpoint
 from fastenc.models.architectures.longformer import WINDOW, Longformer, is_width
 from fastenc.models.architectures.roberta import Camembert, Roberta, XlmRoberta
 from fastenc.models.config import EncoderConfig
+from fastenc.models.encoder import Encoder
 from fastenc.models.pretrained import PretrainedModel, architecture_of
 from fastenc.text.special_tokens import special_tokens
-from fastenc.text.tokenizer_files import find_tokenizer, save_tokenizer
+from fastenc.text.tokenizer_files import save_tokenizer
 
 SOURCES = (Roberta, XlmRoberta, Camembert)
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -38,8 +39,8 @@ def convert_to_longformer(
         max_positions: the largest number of tokens of a text.
         attention_window: the number of tokens that a token sees, half of them on each side: an even number for all
             layers, or one for each layer.
-    Raises: ValueError for another family, an adaptation, positions that are no more than before, a wrong window, or a
-        folder that has a checkpoint.
+    Raises: ValueError for another family, an adaptation, positions that are no more than before, a wrong window, a
+        folder that has a checkpoint, or weights that do not fit the source's config.json.
     Source: Beltagy et al. 2020, arXiv:2004.05150, section 5.
     """
     source, folder = checkpoint.resolve(path_or_hub_id), Path(folder)
@@ -56,17 +57,10 @@ def convert_to_longformer(
         raise ValueError(
             f"a Longformer is made of one of {names}, {source} holds a {config.family}: give such a model"
         )
-    tensors = PretrainedModel.by_current_names(config, checkpoint.read_tensors(source), source)
-    if POSITIONS not in tensors:
+    first, positions = config.position_offset, config.max_positions
+    if max_positions <= positions:
         raise ValueError(
-            f"{source} is incomplete: it lacks {POSITIONS}: write the checkpoint again"
-        )
-    table = tensors[POSITIONS]
-    first = config.position_offset
-    if max_positions <= table.shape[0] - first:
-        raise ValueError(
-            f"max_positions must be more than the {table.shape[0] - first} that {source} has, got {max_positions}: "
-            "give more"
+            f"max_positions must be more than the {positions} that {source} has, got {max_positions}: give more"
         )
     windows = (
         [attention_window] * config.num_layers
@@ -78,6 +72,8 @@ def convert_to_longformer(
             f"attention_window must be an even integer above 0, or one for each of the {config.num_layers} layers, got "
             f"{attention_window}: give such windows"
         )
+    tokenizer = Encoder.from_pretrained(source).tokenizer  # this checks that weights and config fit
+    tensors = PretrainedModel.by_current_names(config, checkpoint.read_tensors(source), source)
     converted = {
         **values,
         "model_type": Longformer.name,
@@ -85,10 +81,9 @@ def convert_to_longformer(
         WINDOW: windows,
         "max_position_embeddings": max_positions + first,
     }
-    tokenizer = find_tokenizer(source)
     if tokenizer is not None:
         converted["sep_token_id"] = special_tokens(tokenizer).sep
-    tensors[POSITIONS] = _repeated(table, first, max_positions)
+    tensors[POSITIONS] = _repeated(tensors[POSITIONS], first, max_positions)
     for i in range(config.num_layers):
         for name in ("query", "key", "value"):
             for leaf in ("weight", "bias"):
