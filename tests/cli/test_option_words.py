@@ -18,6 +18,8 @@ from fastenc.cli.options import in_options_words, options_of
         ("was begun with seed=0, got 1", "was begun with seed=0, got 1"),
         ("the label of a row, resume it", "the label of a row, resume it"),
         ("return_dict=True and x=", "return_dict=True and x="),
+        ("config.json: batch_size must be 1", "config.json: batch_size must be 1"),
+        ("below 9, config.json's batch_size, got 1", "below 9, config.json's batch_size, got 1"),
     ],
 )
 def test_arguments_become_options(text, expected):

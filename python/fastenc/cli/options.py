@@ -192,7 +192,8 @@ def build(command_class: Any, values: dict[str, object]) -> Any:
 
 def in_options_words(text: str, options: Iterable[Option]) -> str:
     """An error message in which names of fields are replaced by names of options, such as --batch-size, and arguments
-    of Python by options: resume=True by --resume, quoting="csv" by --quoting csv, and label= by --label."""
+    of Python by options: resume=True by --resume, quoting="csv" by --quoting csv, and label= by --label. Names of
+    config.json's entries stay."""
     names = {option.name: _title(option) for option in options}
 
     def as_option(match: re.Match) -> str:
@@ -200,7 +201,8 @@ def in_options_words(text: str, options: Iterable[Option]) -> str:
         return f"{names[match[1]]}{value}" if match[1] in names else match[0]
 
     text = re.sub(r'\b(\w+)=(?:True\b|"([^"]*)"|(?=\s))', as_option, text)
-    return re.sub(r"^\w+(?= must\b)|\b\w+_\w+\b", lambda match: names.get(match[0], match[0]), text)
+    field = r"^\w+(?= must\b)|(?<!config\.json: )(?<!config\.json's )\b\w+_\w+\b"
+    return re.sub(field, lambda match: names.get(match[0], match[0]), text)
 
 
 def values_of(command: Any) -> dict[str, object]:
