@@ -136,8 +136,8 @@ class PretrainedModel(CheckpointNames):
             options: arguments of the model's constructor that override the checkpoint's, such as ``num_labels``.
         A head that is not in the checkpoint is initialised; a missing weight of the encoder is an error.
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a weight of a wrong
-            shape, a checkpoint that was fine-tuned for another task or other labels, or a dtype that there is not. For
-            "int8" also what :func:`fastenc.freeze` says.
+            shape, a tokenizer with more tokens than embeddings, a checkpoint that was fine-tuned for another task or
+            other labels, or a dtype that there is not. For "int8" also what :func:`fastenc.freeze` says.
         """
         if dtype != INT8:
             dtype = checkpoint.checked_dtype(dtype)
@@ -221,6 +221,8 @@ class PretrainedModel(CheckpointNames):
                 model.init_weights(module, name)
         model.to(dtype)
         model.tokenizer = _tokenizer_of(folder, config)
+        if model.tokenizer is not None:
+            _check_tokenizer(model.tokenizer, config.vocab_size, folder)
         model.tokenizer_length = checkpoint.tokenizer_length(folder)
         if model.tokenizer is not None and checkpoint.cuts_on_the_left(folder):
             warnings.warn(
@@ -367,3 +369,20 @@ def _tokenizer_of(folder: Path, config: EncoderConfig) -> TokenizerLike | None:
             )
             return None
     return find_tokenizer(folder)
+
+
+def _check_tokenizer(tokenizer: TokenizerLike, rows: int, folder: Path) -> None:
+    """Raise ValueError for tokens without an embedding. Special tokens may lack one: ordinary texts do not contain
+    them, and published checkpoints have such (BART's mask token)."""
+    added = tokenizer.get_added_tokens_decoder()
+    lacking = [
+        tokenizer.id_to_token(number)
+        for number in range(rows, tokenizer.get_vocab_size())
+        if not (number in added and added[number].special)
+    ]
+    if lacking:
+        raise ValueError(
+            f"{folder}: the tokenizer's ids must be below {rows}, config.json's vocab_size, got {len(lacking)} tokens "
+            f"with larger ones, such as {lacking[0]!r}: take the tokenizer that the model was trained with, or add "
+            "rows with transformers' resize_token_embeddings"
+        )
