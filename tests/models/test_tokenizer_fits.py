@@ -1,7 +1,8 @@
-"""A folder's tokenizer and the rows of its model's table of words."""
+"""A folder's tokenizer and its model: tokens without an embedding, texts without tokens."""
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from fastenc.models import Encoder
 from fastenc.text import save_tokenizer
@@ -35,3 +36,13 @@ def test_a_special_token_may_lack_one(tmp_path):
     tokenizer.add_special_tokens(["<image>"])
     folder_with(tokenizer, tmp_path)
     assert Encoder.from_pretrained(tmp_path).encode(["the cat"]).shape[0] == 1
+
+
+def test_a_text_without_tokens_is_named(tmp_path):
+    """A tokenizer without special tokens makes none of an empty text, which transformers' model does not take."""
+    tokenizer = Tokenizer(word_tokenizer().model)
+    theirs = folder_with(tokenizer, tmp_path)
+    with pytest.raises(RuntimeError):
+        theirs(torch.tensor([tokenizer.encode("").ids], dtype=torch.int64))
+    with pytest.raises(ValueError, match="at least one token, got '' as text 1: leave it out"):
+        Encoder.from_pretrained(tmp_path).encode(["cat", "", "dog"])

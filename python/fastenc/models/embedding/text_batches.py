@@ -44,9 +44,18 @@ class TextBatches:
         return -(-texts // self.batch_size)
 
     def of_part(self, texts: Sequence[str], first: int = 0) -> list[TextBatch]:
-        """The batches of some texts, the longest first. ``first``: number of the first text."""
+        """The batches of some texts, the longest first. ``first``: number of the first text.
+
+        Raises: ValueError for what is no text, and for a text without tokens.
+        """
         prompted = [self.prompt + text for text in checked_texts(texts)]
         ids = tokenize(prompted, self.tokenizer, self.max_length)
+        if [] in ids:  # the tokenizer adds no special tokens
+            index = ids.index([])
+            raise ValueError(
+                f"encode takes texts with at least one token, got {texts[index]!r} as text {first + index}: leave it "
+                "out"
+            )
         return [
             ([first + index for index in chosen], pack_sequences([ids[index] for index in chosen]))
             for chosen in length_sorted_batches([len(each) for each in ids], self.batch_size)
