@@ -258,6 +258,17 @@ def test_errors_are_one_line(text, tmp_path, capsys):
     assert "give one of them, or a file by --config" in failure(capsys, *command, "none.toml")
 
 
+def test_a_file_has_a_byte_order_mark_or_another_encoding(tmp_path, capsys):
+    """Editors on Windows write both."""
+    for name, content in (("own.toml", "seed = 7\r\n"), ("own.yaml", "seed: 7\r\n")):
+        file = tmp_path / name
+        file.write_text(content, encoding="utf-8-sig", newline="")
+        command = ["text", "-o", "run", "--config", str(file)]
+        assert Pretrain.from_arguments("pretrain", command).training.seed == 7
+        file.write_text(f"{content}# Größe", encoding="latin-1")
+        assert f"{name} is not UTF-8" in failure(capsys, "pretrain", *command)
+
+
 def test_without_a_toml_reader_the_error_names_the_extra(monkeypatch):
     for module in ("tomllib", "tomli"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -11,12 +11,16 @@ from fastenc._base.extras import require
 def read_config(path: Path) -> dict[str, Any]:
     """Read {option: value} from a TOML or YAML file.
 
-    Tables in the file group options and have no further meaning. The key ``description`` is ignored.
+    Tables in the file group options and have no further meaning. The key ``description`` and a byte-order mark are
+    ignored.
     Raises: ValueError for another file type, for a file that cannot be parsed, and for an option given twice.
     """
     if path.suffix not in (".toml", ".yaml", ".yml"):
         raise ValueError(f"--config takes a .toml or .yaml file, got {path}")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({error}): convert the file") from error
     content = parse_config(text, str(path), yaml=path.suffix != ".toml")
     content.pop("description", None)
     return content
