@@ -269,6 +269,20 @@ def test_a_file_has_a_byte_order_mark_or_another_encoding(tmp_path, capsys):
         assert f"{name} is not UTF-8" in failure(capsys, "pretrain", *command)
 
 
+def test_names_of_a_yaml_file(tmp_path, capsys):
+    """TOML's own reader refuses such files."""
+    file = tmp_path / "own.yaml"
+    command = ["text", "-o", "run", "--config", str(file)]
+    for content, message in (
+        ("seed: 1\nseed: 2", "own.yaml gives seed twice: leave one of them"),
+        ("a:\n  seed: 1\n  seed: 2", "own.yaml gives seed twice: leave one of them"),
+        ("5: 1", "own.yaml: there is no option 5"),
+        ("on: 1", "own.yaml: there is no option True"),
+    ):
+        file.write_text(content)
+        assert message in failure(capsys, "pretrain", *command)
+
+
 def test_without_a_toml_reader_the_error_names_the_extra(monkeypatch):
     for module in ("tomllib", "tomli"):
         monkeypatch.setitem(sys.modules, module, None)

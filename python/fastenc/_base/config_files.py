@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def parse_config(text: str, where: str, *, yaml: bool = False) -> dict[str, Any]
     values: dict[str, Any] = {}
     for key, value in content.items():
         for option, setting in (value if isinstance(value, dict) else {key: value}).items():
-            option = option.replace("_", "-")
+            option = str(option).replace("_", "-")  # YAML reads numbers, yes and no as other types
             if option in values:
                 raise ValueError(f"{where} gives {option} twice: leave one of them")
             values[option] = setting
@@ -52,7 +53,20 @@ def _read_toml(text: str, where: str) -> Any:
 
 def _read_yaml(text: str, where: str) -> Any:
     yaml = require("yaml", extra="train")
-    return _read(yaml.safe_load, yaml.YAMLError, text, f"{where} is not YAML") or {}
+    base: Any = yaml.SafeLoader
+
+    class Loader(base):
+        """Refuses a name that is given twice. SafeLoader takes the last value."""
+
+        def construct_mapping(self, node, deep=False):
+            names = [key.value for key, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"{where} gives {name} twice: leave one of them")
+            return super().construct_mapping(node, deep)
+
+    load = partial(yaml.load, Loader=Loader)
+    return _read(load, yaml.YAMLError, text, f"{where} is not YAML") or {}
 
 
 def _read(reader: Callable, failure: type[Exception], text: str, message: str) -> Any:
