@@ -114,3 +114,14 @@ def test_options_without_effect_are_refused(folder, tmp_path, capsys):
     output = ("-o", tmp_path / "tokenizer")
     text = failure(capsys, "tokenizer", folder / "train.tsv", *output, "--seed", 1)
     assert "--alpha and --seed are for texts of several languages" in text
+
+
+def test_the_smoothing_of_languages_is_checked_before_texts_are_read(folder, tmp_path, capsys):
+    output = ("-o", tmp_path / "out")
+    of_language = ("tokenizer", "--language", f"en={tmp_path / 'none.txt'}", *output)
+    for command in (of_language, ("pretrain", tmp_path / "none.txt", *output)):
+        text = failure(capsys, *command, "--alpha", 2)
+        assert "--alpha must be in [0, 1], got 2.0" in text
+    text = failure(capsys, "pretrain", folder / "train.tsv", *output, "--alpha", 0.7)
+    assert "--alpha is for the languages of a store, got 0.7" in text
+    assert not (tmp_path / "out").exists()

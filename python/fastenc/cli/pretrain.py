@@ -10,6 +10,7 @@ from fastenc._base.options import argument, group, option
 from fastenc.cli.options import Command, values_of
 from fastenc.cli.training import INSTEAD, check_other_folder, run_trainer
 from fastenc.data import TokenStore, is_store, read_texts
+from fastenc.data.languages import ALPHA
 from fastenc.models import MaskedLM
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.shared_options import QUOTING
@@ -96,6 +97,11 @@ class Pretrain(Command):
             raise ValueError(
                 f"--objective distill needs --teacher, and no other objective takes it, got {self.teacher} for "
                 f"{self.objective.objective}: {'give' if self.teacher is None else 'leave out'} --teacher"
+            )
+        if self.objective.alpha != ALPHA and not any(map(is_store, self.train)):
+            raise ValueError(
+                f"--alpha is for the languages of a store, got {self.objective.alpha} for {' '.join(self.train)}: "
+                "leave it out, or prepare the texts with fastenc prepare --language"
             )
         check_other_folder(self.training.output, self.from_)
         self.new.mask_decoder_option(self.objective.definition)  # its error comes before any work

@@ -12,6 +12,12 @@ from fastenc.data.rows import TABLES, file_type_of, is_data_set
 ALPHA = 0.3  # exponent of the smoothing, the value of XLM-R
 
 
+def check_alpha(alpha: float) -> None:
+    """Raises: ValueError for an exponent outside [0, 1]."""
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}: 0.3 is usual, 1 keeps the sizes")
+
+
 def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[str, float]:
     """The share of each language after exponential smoothing, which raises the shares of small languages:
 
@@ -24,8 +30,7 @@ def smoothed_shares(sizes: Mapping[str, float], alpha: float = ALPHA) -> dict[st
     Raises: ValueError for an alpha outside [0, 1], no language, or a size that is not positive.
     Source: Lample & Conneau 2019, arXiv:1901.07291 (alpha 0.5); Conneau et al. 2020, arXiv:1911.02116 (alpha 0.3).
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be in [0, 1], got {alpha}: 0.3 is usual, 1 keeps the sizes")
+    check_alpha(alpha)
     if not sizes:
         raise ValueError("there must be at least one language, got none: give texts")
     for language, size in sizes.items():
@@ -96,6 +101,7 @@ def sample_lines(
         alpha: exponent of the smoothing, as in :func:`smoothed_shares`.
     Raises: ValueError as :func:`smoothed_shares`.
     """
+    check_alpha(alpha)  # before the texts are read
     sampled = {language: SampledLines(texts) for language, texts in documents.items()}
     sizes = {language: lines.characters for language, lines in sampled.items()}
     shares, total = smoothed_shares(sizes, alpha), sum(sizes.values())

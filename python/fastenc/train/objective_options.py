@@ -6,7 +6,7 @@ from typing import Any
 
 from fastenc._base.options import documented, option
 from fastenc.data.blocks import check_block_size
-from fastenc.data.languages import ALPHA
+from fastenc.data.languages import ALPHA, check_alpha
 from fastenc.objectives import OBJECTIVES, PACKINGS, Collator, Objective, count_tokens, token_ids
 from fastenc.text import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
@@ -17,7 +17,8 @@ from fastenc.text.tokenizer_like import TokenizerLike
 class ObjectiveOptions:
     """What a model is trained to predict, and how texts become training examples.
 
-    Raises: ValueError for an unknown objective, and for a packing or another option that the objective does not take.
+    Raises: ValueError for an unknown objective, for a packing or another option that the objective does not take, and
+        for an ``alpha`` outside [0, 1].
     """
 
     objective: str = option("mlm", f"What the model learns to predict: {', '.join(OBJECTIVES)}.")
@@ -55,6 +56,7 @@ class ObjectiveOptions:
     )
 
     def __post_init__(self) -> None:
+        check_alpha(self.alpha)
         if self.objective not in OBJECTIVES:
             raise ValueError(
                 f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective}"
