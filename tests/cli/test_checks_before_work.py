@@ -1,6 +1,9 @@
 """What commands refuse before they begin, and which of two options counts."""
 
+import errno
 import json
+import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +111,21 @@ def test_a_report_is_refused_before_the_work_if_its_folder_cannot_be_written(
     assert str(folder / "train.tsv") in text and "safetensors" not in text
 
 
+def test_the_folder_of_a_tokenizer_or_of_its_counts_is_tried_before_the_texts_are_read(
+    folder, tmp_path, capsys, monkeypatch
+):
+    texts = ("--language", f"en={tmp_path / 'none.txt'}")
+    commands = (("tokenizer", *texts), ("tokens", folder / "base", *texts))
+    for command in commands:
+        text = failure(capsys, *command, "-o", folder / "train.tsv" / "under a file")
+        assert "has a file where a folder has to be: give another path" in text
+    refusal = OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "tmpabc"))
+    monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=refusal))
+    for command in commands:
+        text = failure(capsys, *command, "-o", tmp_path)
+        assert f"{tmp_path} is on a file system that cannot be written: give another path" in text
+
+
 def test_options_without_effect_are_refused(folder, tmp_path, capsys):
     text = failure(capsys, "info", "--numerics", "--model", folder / "base")
     assert "--numerics measures ops, not a model: leave out --model" in text
@@ -124,4 +142,3 @@ def test_the_smoothing_of_languages_is_checked_before_texts_are_read(folder, tmp
         assert "--alpha must be in [0, 1], got 2.0" in text
     text = failure(capsys, "pretrain", folder / "train.tsv", *output, "--alpha", 0.7)
     assert "--alpha is for the languages of a store, got 0.7" in text
-    assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ PATH_ERRORS = {
     IsADirectoryError: "{} is a folder where a file has to be: give another path",
     PermissionError: "{} cannot be opened or written: check its permissions",
 }
+READ_ONLY = "{} is on a file system that cannot be written: give another path"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename and type(error) in PATH_ERRORS:
-        return PATH_ERRORS[type(error)].format(error.filename)
+    if isinstance(error, OSError) and error.filename:
+        message = READ_ONLY if error.errno == errno.EROFS else PATH_ERRORS.get(type(error))
+        if message is not None:
+            return message.format(error.filename)
     return str(error)
 
 

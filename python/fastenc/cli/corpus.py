@@ -10,6 +10,7 @@ from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
+from fastenc.cli.outputs import make_writable
 from fastenc.data import (
     language_files,
     measure_fertility,
@@ -78,6 +79,7 @@ class Tokenizer(Command):
                 "another folder"
             )
         files = _files(self.texts, self.language)
+        make_writable(self.output)
         documents = {
             language: FileTexts(paths, self.text, self.quoting) for language, paths in files.items()
         }
@@ -124,6 +126,7 @@ class Tokens(Command):
         if not self.language:
             raise ValueError("tokens are counted by language: give --language name=file, got none")
         require("matplotlib", extra="plots")  # before the texts are read
+        make_writable(self.output)
         documents = read_languages(language_files(list(self.language)), self.text, self.quoting)
         results: dict[str, dict[str, Fertility]] = {}
         for folder in self.tokenizers:
@@ -132,7 +135,6 @@ class Tokens(Command):
                 language: measure_fertility(loaded, texts) for language, texts in documents.items()
             }
         output = self.output
-        output.mkdir(parents=True, exist_ok=True)
         plot_fertility(results, output / "tokens.png")
         content = {
             name: {language: counts.as_json() for language, counts in counts_of.items()}

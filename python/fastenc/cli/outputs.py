@@ -59,11 +59,15 @@ def check_output(output: Path, allowed: tuple[str, ...], *inputs: str | None) ->
 
 
 def make_writable(folder: Path) -> None:
-    """Make the folder if needed. Raises: OSError if no file can be written there, before any work is done."""
+    """Make the folder if needed. Raises: OSError with the folder if no file can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Trying is the only test that also knows of read-only file systems and of network shares.
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+    try:
+        # Trying is the only test that also knows of read-only file systems and of network shares.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        error.filename = str(folder)  # it names the temporary file
+        raise
 
 
 def write(output: Path, writer) -> None:
