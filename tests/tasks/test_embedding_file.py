@@ -289,6 +289,24 @@ def test_a_full_disk_keeps_what_was_finished(base, tmp_path, monkeypatch):
     assert output.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
+@pytest.mark.parametrize("texts", [TEXTS[:9], [*TEXTS, "more"]], ids=["shorter", "longer"])
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_an_input_that_changes_during_the_run(suffix, texts, base, tmp_path, monkeypatch):
+    """Between the first reading, which counts the texts for the output's header, and the second."""
+    file = tmp_path / "texts.txt"
+    shutil.copy(base / "texts.txt", file)
+
+    def change(*arguments):
+        file.write_text("\n".join(texts) + "\n")
+        return progress.Counter(*arguments)
+
+    monkeypatch.setattr(embedding_file, "Counter", change)
+    message = f"must not change while it is read, got {len(texts)} texts in place of {len(TEXTS)}"
+    with pytest.raises(ValueError, match=message):
+        embed_file(Encoder.from_pretrained(base), file, tmp_path / f"v{suffix}", batch_size=7)
+    assert not (tmp_path / f"v{suffix}").exists()
+
+
 def test_two_runs_do_not_write_one_file(base, tmp_path):
     output = tmp_path / "v.npy"
     settings = {"model": "m"}

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from fastenc._base.progress import Counter
 from fastenc.data import train_tokenizer
 from fastenc.models import EncoderConfig, SequenceClassifier, TokenClassifier
 from fastenc.tasks import SequenceClassification, TokenClassification, parts_file, prediction
@@ -151,6 +152,22 @@ def test_a_run_that_was_killed_after_its_last_part_repeats_nothing(
     expected = list(task.lines(model, data, task.predict(model, data), ".tsv"))
     for one, two in zip(lines, expected, strict=True):
         check_line(one, two, ".tsv")
+
+
+@pytest.mark.parametrize("lines", [TEXTS[:7], [*TEXTS, "more"]], ids=["shorter", "longer"])
+def test_an_input_that_changes_during_the_run(lines, small_parts, inputs, tmp_path, monkeypatch):
+    """Between the first reading, which counts the items, and the second."""
+
+    def change(*arguments):
+        inputs.write_text("".join(f"{line}\n" for line in lines))
+        return Counter(*arguments)
+
+    monkeypatch.setattr(prediction, "Counter", change)
+    output = tmp_path / "o.tsv"
+    message = f"must not change while it is read, got {len(lines)} items in place of {len(TEXTS)}"
+    with pytest.raises(ValueError, match=message):
+        predict_file(SequenceClassification(), a_model(SequenceClassifier), inputs, output)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("lines", [["another text"], reversed(TEXTS)], ids=["shorter", "as long"])

@@ -84,8 +84,8 @@ def embed_file(
         show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
         options: those of :meth:`Encoder.encode` that say what a vector is.
     Raises: ValueError as :func:`fastenc.data.read_inputs` and :class:`PartsFile`, for a calibration that is no file of
-        such vectors, for a single text that would give the ranges, and for a vector that float16 cannot hold. OSError
-        with what is kept if the disk is full.
+        such vectors, for a single text that would give the ranges, for a vector that float16 cannot hold, and for a
+        file whose number of texts changes during the run. OSError with what is kept if the disk is full.
     """
     output = Path(output)
     if batch_size < 1:
@@ -122,6 +122,7 @@ def embed_file(
                 numbers = kept.numbers(vectors, file.done)
                 file.append([b"" if file.done else head, numbers.data.cast("B")], len(vectors))
                 counter.add(len(vectors))
+        file.check_total(number, inputs)
 
         def convert(part: Path, path: Path) -> None:
             blocks = blocks_of(part, kept.dtype, kept.width)

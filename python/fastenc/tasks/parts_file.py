@@ -90,6 +90,14 @@ class PartsFile:
                 f"{self._written} could not be written ({error}); {self._what_is_kept()}"
             ) from error
 
+    def check_total(self, total: int, inputs: str | Path) -> None:
+        """Raises: ValueError if another number of items is finished than ``inputs`` had when the run began."""
+        if self.done != total:
+            raise ValueError(
+                f"{inputs} must not change while it is read, got {self.done:,} {self._items} in place of {total:,}: "
+                f"delete {self._written} and run again"
+            )
+
     def convert(self, write: Callable[[Path, Path], object]) -> None:
         """Write ``output`` from the finished parts by ``write(parts, output)``, instead of renaming them."""
         self._keep()

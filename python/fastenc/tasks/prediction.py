@@ -41,7 +41,8 @@ def predict_file(
         show_progress: None shows a bar if stderr is a terminal, else a line every ten seconds.
     Returns: the number of predictions.
     Raises: ValueError as ``task.read_inputs``, if input and output are the same file, if there is an unfinished run and
-        ``resume`` is False, or if that run had another model, other options or another input file.
+        ``resume`` is False, if that run had another model, other options or another input file, or if the number of
+        items of the file changes during the run.
     """
     output = Path(output)
     check_not_input(output, inputs)
@@ -62,6 +63,7 @@ def predict_file(
                 text = "".join(f"{line}\n" for line in islice(lines, begin, None))
                 file.append([text.encode()], len(data))
                 counter.add(len(data))
+        file.check_total(sum(sizes), inputs)
     return sum(sizes)
 
 
