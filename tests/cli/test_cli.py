@@ -342,6 +342,18 @@ def test_a_reader_that_leaves_ends_the_command(monkeypatch, capsys):
     assert exit_.value.code == 141 and not capsys.readouterr().err
 
 
+def test_closed_streams_do_not_end_a_command(folder, finetuned, tmp_path, monkeypatch):
+    """Python has None for a stream that the shell has closed by >&-."""
+    command = ["predict", str(finetuned), str(folder / "dev.tsv"), "-o", str(tmp_path / "o.tsv")]
+    for stream in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    main(command)
+    assert (tmp_path / "o.tsv").exists()
+    with pytest.raises(SystemExit) as exit_:
+        main([*command[:2], "-", "-o", "-"])
+    assert "stdin must hold text" in str(exit_.value.__cause__)
+
+
 @pytest.mark.parametrize(
     "task, option, text, value",
     [

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from fastenc._base.provenance import running
     from fastenc.cli.commands import run
 
+    _open_streams()
     warnings.showwarning = _show_warning
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -45,6 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as error:  # if training had begun, a checkpoint has been written
         print("fastenc:", error if error.args else "interrupted", file=sys.stderr)
         raise SystemExit(128 + getattr(error, "signal_number", signal.SIGINT)) from error
+
+
+def _open_streams() -> None:
+    """Replace standard streams that are closed, as after ``>&-``, by an empty one. They are None in Python."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - the command uses it
+            setattr(sys, name, stream)
 
 
 def _message(error: Exception) -> str:
