@@ -341,9 +341,10 @@ def test_malformed_questions_are_named(tmp_path, changes, message):
 
 
 def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
-    (tmp_path / "x.json").write_text("[1")
-    with pytest.raises(ValueError, match="is not SQuAD's JSON"):
-        read_questions(tmp_path / "x.json")
+    for content in ("[1", "[" * 100_000, "9" * 5000):
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(ValueError, match="is not SQuAD's JSON"):
+            read_questions(tmp_path / "x.json")
     with pytest.raises(ValueError, match="is not a file"):
         read_questions(tmp_path / "missing.json")
     (tmp_path / "none.json").write_text('{"data": []}')

@@ -184,6 +184,8 @@ def test_one_class_is_nothing_to_learn(tmp_path):
             r"x.jsonl, line 2: not valid JSON",
         ),
         ("x.jsonl", '["a", 1]\n', r"x.jsonl, line 1: each line must be a JSON object, got list"),
+        ("x.jsonl", "[" * 100_000, r"x.jsonl, line 1: not valid JSON"),
+        ("x.jsonl", '{"sentence": ' + "9" * 5000 + "}", r"x.jsonl, line 1: not valid JSON"),
         (
             "x.jsonl",
             '{"sentence": 3, "label": 1}\n',

@@ -210,7 +210,7 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or not gzip ({error}): copy the file again") from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not SQuAD's JSON, data / paragraphs / qas ({type(error).__name__}: {error}): "
             "give that format, or JSONL with the columns id, question, context, answers"

@@ -185,7 +185,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also too many digits, too many brackets
             raise ValueError(f"{where}: not valid JSON ({error}): correct the line") from error
         if not isinstance(row, dict):
             raise ValueError(
