@@ -1,6 +1,7 @@
 """Static vectors, compared with gensim's readers and answers, numpy, and sentence-transformers' StaticEmbedding."""
 
 import zlib
+from codecs import BOM_UTF8
 
 import numpy as np
 import pytest
@@ -166,6 +167,15 @@ def test_empty_lines_are_skipped(tmp_path, matrix):
         path.read_bytes().replace(b"\n", b"\r\n").replace(b"\nqueen", b"\n\r\n\r\nqueen")
     )
     assert np.array_equal(read_static_vectors(path)[WORDS].numpy(), matrix)
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path, matrix, header):
+    path = tmp_path / "x.txt"
+    write_text(path, WORDS, matrix, header=header)
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    read = read_static_vectors(path)
+    assert read.words == WORDS and np.array_equal(read[WORDS].numpy(), matrix)
 
 
 def test_other_bad_files(tmp_path, matrix):

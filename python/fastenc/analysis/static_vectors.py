@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,7 +172,7 @@ def _read_binary(path: Path, data: mmap.mmap) -> StaticVectors:
 def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
     numpy = require("numpy", extra="train")
     count, width, position = _header(path, data)
-    number = 1 if position else 0
+    number = 0 if count is None else 1
     words, starts = [], []
     data.seek(position)
     while line := data.readline():
@@ -207,11 +208,15 @@ def _read_text(path: Path, data: mmap.mmap) -> StaticVectors:
 
 
 def _header(path: Path, data: mmap.mmap) -> tuple[int | None, int, int]:
-    """(number of vectors, width, index of the byte after the header); (None, 0, 0) for a file without a header."""
+    """(number of vectors, width, index of the first vector's byte). The first two are None and 0 without a header.
+
+    A byte-order mark is skipped.
+    """
+    start = len(BOM_UTF8) if data[: len(BOM_UTF8)] == BOM_UTF8 else 0
     end = data.find(b"\n")
-    numbers = data[: min(end, 100)].split() if end >= 0 else []
+    numbers = data[start : min(end, 100)].split() if end >= 0 else []
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
-        return None, 0, 0
+        return None, 0, start
     count, width = map(int, numbers)
     if not count or not width:
         raise ValueError(
