@@ -97,6 +97,8 @@ def test_gensims_trained_vectors_are_gensims():
     theirs = models.Word2Vec(sentences, **options).wv
     assert vectors.words == theirs.index_to_key
     np.testing.assert_array_equal(vectors[vectors.words], theirs.vectors)
+    with pytest.raises(ValueError, match="a word must occur min_count=5 times, got none"):
+        train_word2vec(sentences[:3])
 
 
 def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
@@ -269,6 +271,16 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
         distill_static(encoder, TEXTS, components=40)
     with pytest.raises(ValueError, match="the texts must have tokens, got none"):
         distill_static(encoder, [])
+    for smoothing in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="smoothing must be positive and finite, got"):
+            distill_static(encoder, TEXTS, smoothing=smoothing)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        distill_static(encoder, TEXTS, batch_size=0)
+    encoder.save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ValueError, match="encoder must hold a static model"):
+        StaticModel.load(tmp_path / "encoder")
+    with pytest.raises(ValueError, match=r"model.safetensors is corrupt or missing"):
+        StaticModel.load(tmp_path)
 
 
 def test_neighbours_of_a_word_in_its_sentences(encoder):

@@ -1,6 +1,7 @@
 """A static model that is distilled from an encoder: each token has a vector, and a text's vector is their mean."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
+from fastenc.models.checkpoint import read_tensor_file
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
@@ -72,11 +74,16 @@ class StaticModel:
 
     @classmethod
     def load(cls, folder: str | Path) -> "StaticModel":
-        """Read a folder of :meth:`save` or of sentence-transformers."""
-        load_file = require("safetensors.torch", extra="models").load_file
+        """Read a folder of :meth:`save` or of sentence-transformers. Raises: ValueError for another folder."""
+        tensors = read_tensor_file(Path(folder) / "model.safetensors")
+        if WEIGHT not in tensors:
+            raise ValueError(
+                f"{folder} must hold a static model, whose only weight is {WEIGHT}, got other weights: make a static "
+                "model with distill_static"
+            )
         tokenizers = require("tokenizers", extra="models")
         tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-        return cls(tokenizer, load_file(Path(folder) / "model.safetensors")[WEIGHT])
+        return cls(tokenizer, tensors[WEIGHT])
 
 
 @torch.inference_mode()
@@ -99,10 +106,10 @@ def distill_static(
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
         texts: a sample of the texts that the model will encode.
         components: width of the vectors; None: the encoder's width, without a projection.
-        smoothing: the parameter a of Arora et al.
+        smoothing: the parameter a of Arora et al., positive.
         batch_size: number of tokens in a batch of the encoder.
-    Raises: ValueError for an encoder without a tokenizer, texts without tokens, or ``components`` above the encoder's
-        width.
+    Raises: ValueError for an encoder without a tokenizer, texts without tokens, ``components`` above the encoder's
+        width, and a ``smoothing`` or ``batch_size`` that is not positive.
     Source: Arora et al. 2017 (SIF weights), ICLR; Tulkens and van Dongen 2024 (Model2Vec).
     """
     tokenizer = encoder.tokenizer
@@ -115,6 +122,10 @@ def distill_static(
         raise ValueError(
             f"components must be from 1 to {width}, the encoder's width, got {components}: give one in this range"
         )
+    if not 0 < smoothing < math.inf:
+        raise ValueError(f"smoothing must be positive and finite, got {smoothing}: 1e-3 is usual")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
     size, special = tokenizer.get_vocab_size(), special_tokens(tokenizer)
     counts = torch.zeros(size, dtype=torch.float64)
     rest = iter(texts)

@@ -273,7 +273,14 @@ def train_word2vec(sentences: Iterable[Sequence[str]], **options: Any) -> Static
     Args:
         sentences: sentences as words; iterated over several times.
         options: of ``gensim.models.Word2Vec``, such as vector_size, window, min_count, sg, epochs, workers, seed.
+    Raises: ValueError if no word occurs ``min_count`` times (5 by default).
     """
     models = require("gensim.models", extra="static")
-    trained = models.Word2Vec(sentences=sentences, **options).wv
+    try:
+        trained = models.Word2Vec(sentences=sentences, **options).wv
+    except RuntimeError as error:  # gensim has no other error for a vocabulary of no words
+        raise ValueError(
+            f"a word must occur min_count={options.get('min_count', 5)} times, got none ({error}): give more "
+            "sentences, or a smaller min_count"
+        ) from error
     return StaticVectors.of(list(trained.index_to_key), torch.from_numpy(trained.vectors))
