@@ -259,6 +259,8 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     peer = SentenceTransformer(str(tmp_path / "static"), device="cpu")
     expected = peer.encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(static.encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="it is a static model, not an encoder: load it with"):
+        Encoder.from_pretrained(tmp_path / "static")
     again = StaticModel.load(tmp_path / "static")
     assert torch.equal(again.vectors, static.vectors)
     static.tokenizer.enable_padding(length=30)

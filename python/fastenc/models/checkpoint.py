@@ -94,7 +94,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         values = read_json(path)
     except FileNotFoundError:
         remedy = "give a folder written by save_pretrained"
-        if (folder / "modules.json").exists():
+        modules = folder / "modules.json"
+        if modules.exists() and b"StaticEmbedding" in modules.read_bytes():
+            remedy = (
+                "it is a static model, not an encoder: load it with fastenc.analysis.StaticModel.load, or "
+                "sentence-transformers"
+            )
+        elif modules.exists():
             remedy = (
                 "its encoder is in a folder of its own, as the first sentence-transformers wrote it: save it again "
                 "with SentenceTransformer(...).save_pretrained(...)"
