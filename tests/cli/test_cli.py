@@ -406,6 +406,7 @@ def test_a_file_of_options_is_overridden_by_the_command_line(suffix, tmp_path, c
     for values, message in (
         (dict(epochs="many"), "epochs takes a whole number, got 'many'"),
         (dict(betas=[0.9]), "betas takes a list of 2 values, got [0.9]"),
+        (dict(text="one"), "text takes a list of values, got 'one'"),
         (dict(crf=1), "crf takes true or false, got 1"),
         (dict(resume=True), "there is no option resume"),
         (dict(lr=1e-3, learning_rate=1e-4), "learning-rate and lr are one option: give it once"),

@@ -242,7 +242,8 @@ def check_values(
         if isinstance(value, list) != takes_list or (
             isinstance(option.number, int) and len(several) != option.number
         ):
-            amount = "one value" if not takes_list else f"a list of {option.number} values"
+            number = "" if option.number == "any" else f"{option.number} "
+            amount = f"a list of {number}values" if takes_list else "one value"
             raise ValueError(f"{where}: {key} takes {amount}, got {value!r}: correct it")
         items = tuple(_of_type(item, option, where) for item in several)
         checked[option.name] = items if option.number is not None else items[0]
