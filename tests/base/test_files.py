@@ -46,3 +46,11 @@ def test_a_folder_without_room_is_an_os_error_with_its_path(library, room, tmp_p
         write_folder(folder, lambda hidden: WRITERS[library](str(hidden / "file")))
     assert caught.value.errno == errno.EFBIG
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("library", WRITERS)
+def test_a_file_has_the_permissions_of_any_new_file(library, tmp_path):
+    """Others can read a model, if they can read a new file in its folder."""
+    (tmp_path / "new").write_text("")
+    write_atomically(tmp_path / "result", lambda temporary: WRITERS[library](str(temporary)))
+    assert (tmp_path / "result").stat().st_mode == (tmp_path / "new").stat().st_mode

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,4 +134,12 @@ def test_a_folder_in_the_place_of_a_file(name, tmp_path):
     (save(model("bert"), tmp_path) / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises((ValueError, OSError), match=name):
+        Encoder.from_pretrained(tmp_path)
+
+
+def test_weights_that_may_not_be_read_are_named(tmp_path, monkeypatch):
+    """safetensors raises FileNotFoundError then, also if the file is there."""
+    save(model("bert"), tmp_path)
+    monkeypatch.setattr("safetensors.torch.load_file", Mock(side_effect=FileNotFoundError))
+    with pytest.raises(PermissionError, match=r"Permission denied: .*model\.safetensors"):
         Encoder.from_pretrained(tmp_path)

@@ -25,7 +25,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        permissions = temporary.stat().st_mode
         write(temporary)
+        temporary.chmod(permissions)  # safetensors makes a file that only its owner may read
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,6 +1,8 @@
 """Reads and writes model folders: config.json and safetensors, on disk or from the hub."""
 
+import errno
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -239,7 +241,8 @@ def without_head(folder: Path) -> str:
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Name → tensor of a checkpoint, from one safetensors file or from several with an index.
 
-    Raises: ValueError for a missing, incomplete or corrupt file, or if there are only pickle files.
+    Raises: ValueError for a missing, incomplete or corrupt file, or if there are only pickle files. PermissionError
+        with the file if it may not be read.
     """
     load_file = require("safetensors.torch", extra="models").load_file
     error_class = require("safetensors", extra="models").SafetensorError
@@ -262,6 +265,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             of_file = load_file(file)
         except FileNotFoundError:
+            if file.exists():  # safetensors calls a file that may not be read missing
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file)) from None
             raise ValueError(
                 f"the checkpoint is incomplete: {file} is named by {INDEX} but missing"
             ) from None
