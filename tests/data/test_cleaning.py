@@ -11,6 +11,7 @@ from itertools import zip_longest
 
 import pytest
 
+from fastenc._base.files import open_locked
 from fastenc.data import read_texts
 from fastenc.data.sentences import split_sentences
 from tests.helpers.commands import failure, run
@@ -363,7 +364,7 @@ def test_the_options_reach_the_reader_and_the_executor(tmp_path, monkeypatch):
 
 
 @datatrove
-def test_a_run_is_not_continued_with_other_options(tmp_path, capsys):
+def test_a_run_is_not_continued_with_other_options_or_twice_at_once(tmp_path, capsys):
     """The first run ends at a malformed file."""
     (tmp_path / "in.tsv").write_text("text\tbody\na\tb\nc\n")
     (tmp_path / "bad").write_text("darn\n")
@@ -379,6 +380,10 @@ def test_a_run_is_not_continued_with_other_options(tmp_path, capsys):
     }.items():
         given = ("clean", *command[2:]) if name == "files" else command
         assert f"was begun with {name}=" in failure(capsys, *given, *options, "--resume")
+    with open_locked(tmp_path / "out" / "work" / "lock"):
+        for resume in ((), ("--resume",)):
+            text = failure(capsys, *command, *resume)
+            assert f"{tmp_path / 'out'} is the output of another run: wait for it" in text
 
 
 KILLED = """

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import IO
+from weakref import WeakSet
 
 try:
     import fcntl
@@ -49,11 +50,18 @@ def _refusal_in(error: BaseException, path: Path) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
+_open: WeakSet[IO[bytes]] = WeakSet()  # the locked files of this process
+if fcntl is not None:
+    # A forked child, such as a pool's helper, would hold the locks on after its parent was killed.
+    os.register_at_fork(after_in_child=lambda: [file.close() for file in _open])
+
+
 def open_locked(path: Path) -> IO[bytes]:
     """A file that is open for reading and writing without a buffer and locked for this process. It is made if it does
     not exist.
 
-    The operating system releases the lock when the file is closed or the process ends for any reason.
+    The operating system releases the lock when the file is closed or the process ends for any reason, also if a child
+    that it has forked goes on.
     Raises: BlockingIOError if it is locked.
     """
     while True:
@@ -65,6 +73,7 @@ def open_locked(path: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another process may have renamed or removed the file after it was opened here and before it was locked.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                _open.add(file)
                 return file
         except BaseException:
             file.close()

@@ -3,7 +3,8 @@
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pprint import pformat
@@ -34,7 +35,7 @@ from datatrove.pipeline.writers.jsonl import JsonlWriter
 from datatrove.utils.hashing import HashConfig
 from datatrove.utils.logging import logger
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import open_locked, write_atomically
 from fastenc.data.cleaning_steps import (
     WORD,
     WORD_OR_CHARACTER,
@@ -45,6 +46,7 @@ from fastenc.data.cleaning_steps import (
     whole_words,
 )
 
+SETTINGS = "settings.json"
 STEPS = ("gopher", "c4", "fineweb", "exact", "near")
 SHA1 = HashConfig(hash_fc="sha1")
 # What the output folder holds beside a folder of texts for each language.
@@ -176,15 +178,21 @@ def run_locally(
         processes: number of tasks that run in parallel.
         resume: continue a killed run; its finished tasks are not run again.
     Returns: the report: the numbers of documents read and kept, and of documents and lines dropped, by reason.
-    Raises: ValueError for fewer processes than one, if there is an unfinished run and ``resume`` is False, if that run
-        had other settings, if the output folder holds anything else, or if no document is kept. In the last case the
-        output folder is removed.
+    Raises: ValueError for fewer processes than one, if another process cleans into the folder, if there is an
+        unfinished run and ``resume`` is False, if that run had other settings, if the output folder holds anything
+        else, or if no document is kept. In the last case the output folder is removed.
     """
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}: give more")
-    work = output / "work"
     logger.disable("datatrove")  # an error is raised too, and report.json has the counts
-    _begin(work, json.loads(json.dumps(settings)), resume)
+    work = output / "work"
+    _check_free(work)
+    with _locked(work):
+        _begin(work, json.loads(json.dumps(settings)), resume)
+        return _run(stages, output, work, processes)
+
+
+def _run(stages: Sequence[Stage], output: Path, work: Path, processes: int) -> dict[str, Any]:
     for stage in stages:
         LocalPipelineExecutor(
             stage.pipeline, tasks=stage.tasks, workers=processes, logging_dir=stage.logs
@@ -288,13 +296,36 @@ def _normalized(document: Document) -> str:
     return " ".join(document.text.lower().split())
 
 
-def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
-    record, output = work / "settings.json", work.parent
-    if not record.is_file() and output.is_dir() and any(path != work for path in output.iterdir()):
+def _check_free(work: Path) -> None:
+    """Raises: ValueError if the output folder holds something else than an unfinished run."""
+    output = work.parent
+    if (
+        not (work / SETTINGS).is_file()
+        and output.is_dir()
+        and any(path != work for path in output.iterdir())
+    ):
         raise ValueError(
             f"{output} must be an empty folder or hold a run that did not finish, got one with other files: give "
             "another output"
         )
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """A context in which no other process runs in the folder. Raises: ValueError if one does already."""
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = open_locked(work / "lock")
+    except BlockingIOError:
+        raise ValueError(
+            f"{work.parent} is the output of another run: wait for it, or give another output"
+        ) from None
+    with lock:
+        yield
+
+
+def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
+    record = work / SETTINGS
     if record.is_file():
         if not resume:
             raise ValueError(
@@ -307,7 +338,6 @@ def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
                     f"{work} was begun with {name}={begun[name]!r}, got {value!r}: use the same value, or remove the "
                     "folder"
                 )
-    work.mkdir(parents=True, exist_ok=True)
     text = json.dumps(settings)
     write_atomically(record, lambda path: path.write_text(text, encoding="utf-8"))
 
