@@ -215,10 +215,11 @@ def test_transformers_loads_a_new_encoder_decoder_of_every_family(family, tmp_pa
         tmp_path, output_loading_info=True, attn_implementation="eager"
     )
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    # As in the published checkpoints: T5's decoder starts with the padding token, BART's with the end token. mBART's
-    # starts with the token of a language, which this tokenizer lacks.
+    # As in the published checkpoints: the decoders of BART and M2M100 start with the end token, the others with the
+    # padding token. mBART's starts with the token of a language, which this tokenizer lacks.
+    start = 5
     if family != "mbart":
-        start = tokenizer.token_to_id("[PAD]" if "t5" in family else "[SEP]")
+        start = tokenizer.token_to_id("[SEP]" if family in ("bart", "m2m_100") else "[PAD]")
         assert theirs.config.decoder_start_token_id == start
     source, labels = (tokenizer.encode(text).ids[:20] for text in documents(2))
     ids, targets = torch.tensor([source]), torch.tensor([labels])
@@ -226,6 +227,9 @@ def test_transformers_loads_a_new_encoder_decoder_of_every_family(family, tmp_pa
     with torch.no_grad():
         expected = theirs.eval()(ids, labels=targets).loss
         torch.testing.assert_close(model(pack_sequences([source]), target, packed).loss, expected)
+        options = {"max_new_tokens": 4, "decoder_start_token_id": start}
+        (tokens,) = theirs.generate(ids, **options, do_sample=False).tolist()
+        assert model.generate_ids(pack_sequences([source]), **options) == [tokens[1:]]
 
 
 def test_a_new_model_has_a_known_family():

@@ -159,8 +159,8 @@ class NewModel:
             ends |= {"cls_token_id": begin, "bos_token_id": begin}
         if isinstance(model, Seq2Seq) and model.decoder_start_token_id is not None:
             # T5's decoder starts with the padding token, BART's with the end token.
-            starts_with_end = model.decoder_start_token_id == model.config.architecture.eos_token_id
-            ends["decoder_start_token_id"] = special.sep if starts_with_end else special.pad
+            first = special.sep if model.config.architecture.starts_with_end else special.pad
+            ends["decoder_start_token_id"] = first
         model.config.extra.update(ends)
         model.tokenizer = tokenizer
         return model

@@ -59,6 +59,7 @@ class Bart(Architecture):
     has_decoder = True
     whole_prefix = "model"
     eos_token_id = 2
+    starts_with_end = True
     # transformers' heads for BART read its decoder.
     token_classifier = None
     question_answerer = None

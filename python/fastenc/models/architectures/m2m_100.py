@@ -26,6 +26,7 @@ class M2M100(Pegasus):
         "activation": "relu",
     }
     eos_token_id = 2
+    starts_with_end = True
     # Of older files; the table follows from the configuration.
     unread = tuple(f"{part}{POSITIONS}." for part in ("", "encoder.", "decoder."))
 

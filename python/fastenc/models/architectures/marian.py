@@ -19,6 +19,7 @@ class Marian(Bart):
     new_config = Bart.new_config | {"pad_token_id": 0, "position_offset": 0}
     supported = Bart.supported | {"share_encoder_decoder_embeddings": True}
     eos_token_id = 0
+    starts_with_end = False
 
     def embedding_norm(self, config) -> None:
         return None
