@@ -10,7 +10,7 @@ from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
 from fastenc.models.architectures.values import ConfigValues
 
-MORE_ROWS = 2  # of the position table than max_position_embeddings
+MORE_ROWS = 2  # that the position table has beyond max_position_embeddings
 LENGTH = "max_position_embeddings"
 
 
