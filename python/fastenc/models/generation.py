@@ -111,7 +111,8 @@ def _allowed(scores: Tensor, targets: Tensor, options: SearchOptions) -> Tensor:
         scores = torch.full_like(scores, -torch.inf)
         scores[:, options.forced[place]] = 0
         return scores
-    scores[:, list(options.left_out)] = -torch.inf
+    if options.left_out:
+        scores[:, list(options.left_out)] = -torch.inf
     if place < options.min_new_tokens:
         scores[:, list(options.ends)] = -torch.inf
     if options.no_repeat_ngram_size:
