@@ -147,6 +147,27 @@ def test_tokens_that_no_target_has(beams, tmp_path):
         ours.generate_ids(batch)
 
 
+@pytest.mark.parametrize("family", ["bart", "mbart", "pegasus", "m2m_100"])
+def test_transformers_trains_a_new_model_likewise(family, tmp_path):
+    """With config.json as it is, and the folder that transformers then writes is loaded."""
+    import transformers
+
+    architecture = EncoderConfig(family=family).architecture
+    sizes = dict(vocab_size=97, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48)
+    no_dropout = dict(hidden_dropout_p=0.0, attention_dropout_p=0.0)
+    settings = EncoderConfig(family=family, **architecture.new_config | sizes | no_dropout)
+    ours = Seq2Seq(settings).train()
+    ours.save_pretrained(tmp_path / "ours")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").train()
+    assert theirs.config.encoder_layerdrop == theirs.config.decoder_layerdrop == 0
+    labels = torch.tensor([[5, 6, 7]])
+    target, packed_labels = pack_targets(labels.tolist(), ours.decoder_start_token_id)
+    loss = ours(pack_sequences([[8, 9]]), target, packed_labels).loss
+    close(loss, theirs(input_ids=torch.tensor([[8, 9]]), labels=labels).loss)
+    theirs.save_pretrained(tmp_path / "theirs")
+    Seq2Seq.from_pretrained(tmp_path / "theirs")
+
+
 def test_generation_config_gives_the_defaults_and_is_saved(tmp_path):
     theirs = whole("bart")
     settings = {"num_beams": 3, "max_length": 9, "min_length": 4, "no_repeat_ngram_size": 2}

@@ -5,6 +5,7 @@ Sources: Fan et al. 2020, arXiv:2010.11125; NLLB Team 2022, arXiv:2207.04672 (de
 
 from torch import Tensor
 
+from fastenc.models.architectures.bart import LAYERDROPS
 from fastenc.models.architectures.marian import POSITIONS
 from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
@@ -35,7 +36,9 @@ class M2M100(Pegasus):
 
     def write(self, config) -> ConfigValues:
         rows = config.max_positions + config.position_offset
-        return super().write(config) | {LENGTH: rows - MORE_ROWS}
+        # What is missing, transformers takes as 0.05.
+        layerdrops = dict.fromkeys(LAYERDROPS, 0.0)
+        return super().write(config) | layerdrops | {LENGTH: rows - MORE_ROWS}
 
     def takes_inputs_embeds(self, config) -> bool:
         return True
