@@ -147,7 +147,7 @@ def test_tokens_that_no_target_has(beams, tmp_path):
         ours.generate_ids(batch)
 
 
-@pytest.mark.parametrize("family", ["bart", "mbart", "pegasus", "m2m_100"])
+@pytest.mark.parametrize("family", ["bart", "mbart", "marian", "pegasus", "m2m_100"])
 def test_transformers_trains_a_new_model_likewise(family, tmp_path):
     """With config.json as it is, and the folder that transformers then writes is loaded."""
     import transformers

@@ -7,6 +7,7 @@ from torch import Tensor
 from fastenc.models.architectures.bart import Bart
 from fastenc.models.architectures.names import Names
 from fastenc.models.architectures.sinusoids import sinusoids
+from fastenc.models.architectures.values import ConfigValues
 
 POSITIONS = "embed_positions"
 
@@ -30,6 +31,10 @@ class Marian(Bart):
 
     def padding_idx(self, config) -> int:
         return config.pad_token_id
+
+    def write(self, config) -> ConfigValues:
+        # What is missing, transformers takes from OPUS-MT's.
+        return super().write(config) | {"decoder_start_token_id": self.decoder_start(config)}
 
     def decoder_start(self, config) -> int | None:
         return config.extra.get("decoder_start_token_id", config.pad_token_id)
