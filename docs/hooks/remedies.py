@@ -120,6 +120,10 @@ REASONS = {
         "`eval()` was called on a part of a layer.",
         "Call `train()` or `eval()` on the model.",
     ),
+    "it skips layers in training": (
+        "A BART or one of its kin whose `encoder_layerdrop` or `decoder_layerdrop` is above 0, such as M2M100.",
+        "`from_pretrained(name, encoder_layerdrop=0.0, decoder_layerdrop=0.0)`; in evaluation nothing is skipped.",
+    ),
     "… is a …, not a …": (
         "A module was replaced, as methods of PEFT other than LoRA, quantisation and adapters do.",
         "None, if you need the other module. See [what is not fused](not-fused.md).",

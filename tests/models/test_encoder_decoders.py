@@ -1,6 +1,7 @@
 """T5, BART and their kin: the encoder of a model that has a decoder too."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -98,12 +99,20 @@ def test_a_marian_with_two_vocabularies_is_refused(tmp_path):
         Encoder.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("family", ["bart", "mbart"])
-def test_layers_that_training_skips_are_refused(family, tmp_path):
-    folder = save(model(family), tmp_path)
-    values = json.loads((folder / "config.json").read_text()) | {"encoder_layerdrop": 0.1}
-    (folder / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"encoder_layerdrop must be 0, .* got 0.1: set it to 0"):
-        Encoder.from_pretrained(folder)
-    with pytest.raises(ValueError, match="encoder_layerdrop must be 0"):
-        fastenc.patch(model(family, encoder_layerdrop=0.1))
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@pytest.mark.parametrize("family", ["bart", "m2m_100"])
+def test_layers_are_skipped_in_training_by_transformers_alone(family, part, tmp_path):
+    layerdrop = f"{part}_layerdrop"
+    theirs = whole(family, **{layerdrop: 0.1})
+    ours = Seq2Seq.from_pretrained(save(theirs, tmp_path / "a"))
+    ours.save_pretrained(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "config.json").read_text())[layerdrop] == 0.1
+    batch = padded_batch(family)
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    expected = theirs(**batch).loss
+    patched = fastenc.patch(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        close(patched.eval()(**batch).loss, expected)
+    with pytest.warns(UserWarning, match="takes its own forward, because it skips layers in train"):
+        patched.train()(**batch).loss.backward()

@@ -2,6 +2,9 @@
 
 Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020, arXiv:2001.08210.
 
+No layer is skipped here in training, as transformers does with the probability ``encoder_layerdrop`` or
+``decoder_layerdrop``. In evaluation it skips none either.
+
 An encoder's names are those of transformers' BartEncoder, to which a checkpoint of a whole BART is reduced.
 """
 
@@ -71,15 +74,6 @@ class Bart(Architecture):
         "activation_dropout": PROBABILITY.or_none(),
         "scale_embedding": SWITCH,
     }
-
-    def check_supported(self, values: ConfigValues) -> None:
-        super().check_supported(values)
-        for name in LAYERDROPS:
-            if values.get(name):
-                raise ValueError(
-                    f"config.json: {name} must be 0, because no layer is ever skipped here, got {values[name]}: set it "
-                    "to 0, which changes nothing in evaluation"
-                )
 
     def write(self, config) -> ConfigValues:
         # What is missing, transformers would take from BART-large.

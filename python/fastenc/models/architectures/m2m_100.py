@@ -37,7 +37,7 @@ class M2M100(Pegasus):
     def write(self, config) -> ConfigValues:
         rows = config.max_positions + config.position_offset
         # What is missing, transformers takes as 0.05.
-        layerdrops = dict.fromkeys(LAYERDROPS, 0.0)
+        layerdrops = {name: config.extra.get(name, 0.0) for name in LAYERDROPS}
         return super().write(config) | layerdrops | {LENGTH: rows - MORE_ROWS}
 
     def takes_inputs_embeds(self, config) -> bool:
