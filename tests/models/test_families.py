@@ -184,7 +184,6 @@ def test_autocast(family, tmp_path):
 # Together they have what a compiled layer can be made of; a graph takes seconds.
 COMPILED = (
     "bert",
-    "albert",
     "modernbert",
     "umt5",
     "embedding_gemma2",  # its layers have all that those of Gemma 3 have
@@ -198,7 +197,7 @@ COMPILED = (
 def test_compiled_it_is_one_graph_with_the_same_gradients(family, tmp_path):
     layers = ARCHITECTURES[config(family).model_type].config_names["num_layers"]
     # As few layers as show everything: compiling a graph takes a second.
-    count = 2 if family in ("albert", "modernbert", "umt5", "embedding_gemma2") else 1
+    count = 2 if family in ("modernbert", "umt5", "embedding_gemma2") else 1
     ours = Encoder.from_pretrained(save(model(family, **{layers: count}), tmp_path))
     torch.compiler.reset()  # otherwise it would give up after some recompilations
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
