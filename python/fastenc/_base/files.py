@@ -50,10 +50,17 @@ def _refusal_in(error: BaseException, path: Path) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
 
 
-_open: WeakSet[IO[bytes]] = WeakSet()  # the locked files of this process
+_locked_files: WeakSet[IO[bytes]] = WeakSet()
+
+
+def _close_locked_files() -> None:
+    for file in _locked_files:
+        file.close()
+
+
 if fcntl is not None:
-    # A forked child, such as a pool's helper, would hold the locks on after its parent was killed.
-    os.register_at_fork(after_in_child=lambda: [file.close() for file in _open])
+    # A forked child, such as a pool's helper, would keep the locks after its parent was killed.
+    os.register_at_fork(after_in_child=_close_locked_files)
 
 
 def open_locked(path: Path) -> IO[bytes]:
@@ -73,7 +80,7 @@ def open_locked(path: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another process may have renamed or removed the file after it was opened here and before it was locked.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                _open.add(file)
+                _locked_files.add(file)
                 return file
         except BaseException:
             file.close()

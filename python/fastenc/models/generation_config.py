@@ -18,11 +18,6 @@ from fastenc.models.architectures.values import (
 )
 from fastenc.models.generation import SearchOptions
 
-
-def _is_one_token(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 1 and type(value[0]) is int and value[0] >= 0
-
-
 GENERATION_CONFIG = "generation_config.json"
 MAX_NEW_TOKENS = 128
 SINGLE_TOKENS = Rule(
@@ -61,6 +56,10 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "stop_strings": ([],),
     "renormalize_logits": (False,),
 }
+
+
+def _is_one_token(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 1 and type(value[0]) is int and value[0] >= 0
 
 
 def search_settings(

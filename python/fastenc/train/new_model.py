@@ -158,9 +158,8 @@ class NewModel:
         for begin in special.begin:
             ends |= {"cls_token_id": begin, "bos_token_id": begin}
         if isinstance(model, Seq2Seq) and model.decoder_start_token_id is not None:
-            # T5's decoder starts with the padding token, BART's with the end token.
-            first = special.sep if model.config.architecture.starts_with_end else special.pad
-            ends["decoder_start_token_id"] = first
+            starts = {"end": special.sep, "padding": special.pad}
+            ends["decoder_start_token_id"] = starts[model.config.architecture.target_start]
         model.config.extra.update(ends)
         model.tokenizer = tokenizer
         return model

@@ -176,13 +176,13 @@ def with_loss(
 
 def _decoder_input_ids(model: Any, labels: Tensor) -> Tensor:
     """The labels, shifted right as the class does it."""
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if prepare is None:  # M2M100 calls the function of its module
-        config, module = model.config, sys.modules[type(model).__module__]
-        start = config.decoder_start_token_id
-        ids: Tensor = module.shift_tokens_right(labels, config.pad_token_id, start)
-        return ids
-    return prepare(labels)
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return model.prepare_decoder_input_ids_from_labels(labels)
+    # M2M100 has no such method: its forward calls a function of its module.
+    config, module = model.config, sys.modules[type(model).__module__]
+    start = config.decoder_start_token_id
+    ids: Tensor = module.shift_tokens_right(labels, config.pad_token_id, start)
+    return ids
 
 
 def loss_reason(model: Any, arguments: dict[str, Any]) -> str | None:

@@ -69,7 +69,7 @@ def tables_of(reading: Reading) -> EmbeddingTables:
 
 
 def _weight_of(table: Any) -> Tensor:
-    """The values of a table; M2M100's module calls them otherwise."""
+    """The values of a table. M2M100's module of positions calls them ``weights``."""
     weight: Tensor = table.weights if hasattr(table, "weights") else table.weight
     return weight
 

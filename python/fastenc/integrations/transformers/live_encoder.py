@@ -191,7 +191,7 @@ class LiveEncoder:
 
     def _read_modules(self, model: "PreTrainedModel") -> Reading:
         """The reading of a model that has the modules of its class."""
-        if model.training and getattr(model, "layerdrop", 0.0):  # BART's and its kin's
+        if model.training and getattr(model, "layerdrop", 0.0):  # of BART and its kin
             return Reading("it skips layers in training")
         layers = []
         for index in range(self.architecture.layer_modules(self.config)):

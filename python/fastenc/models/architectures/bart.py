@@ -2,15 +2,14 @@
 
 Sources: Lewis et al. 2019, arXiv:1910.13461; Liu et al. 2020, arXiv:2001.08210.
 
-No layer is skipped here in training, as transformers does with the probability ``encoder_layerdrop`` or
-``decoder_layerdrop``. In evaluation it skips none either.
+In training, transformers skips a layer with the probability ``encoder_layerdrop`` or ``decoder_layerdrop``. Here no
+layer is skipped. In evaluation transformers skips none.
 
 An encoder's names are those of transformers' BartEncoder, to which a checkpoint of a whole BART is reduced.
 """
 
 import math
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -62,12 +61,11 @@ class Bart(Architecture):
     has_decoder = True
     whole_prefix = "model"
     eos_token_id = 2
-    starts_with_end = True
+    target_start = "end"
     # transformers' heads for BART read its decoder.
     token_classifier = None
     question_answerer = None
     pre_norm = False
-    start_token_id: ClassVar[int | None] = 2
     rules = {
         **dict.fromkeys(LAYERDROPS, PROBABILITY.or_none()),
         **dict.fromkeys(DECODER_SIZES.values(), COUNT),
@@ -134,7 +132,8 @@ class Bart(Architecture):
         return {ours: given[theirs] for ours, theirs in DECODER_SIZES.items() if theirs in given}
 
     def decoder_start(self, config) -> int | None:
-        return config.extra.get("decoder_start_token_id", self.start_token_id)
+        starts = {"end": self.eos_token_id, "padding": config.pad_token_id, "language": None}
+        return config.extra.get("decoder_start_token_id", starts[self.target_start])
 
     def has_logits_bias(self, config) -> bool:
         return True
@@ -147,7 +146,7 @@ class MBart(Bart):
     name = "mbart"
     class_prefix = "MBart"
     pre_norm = True
-    start_token_id: ClassVar[int | None] = None  # the target's language
+    target_start = "language"
 
     def first_norm(self, config) -> bool:
         return True

@@ -68,7 +68,8 @@ class Architecture:
             ``is_decoder``.
         whole_prefix: prefix of the weights of encoder and decoder in a checkpoint of both with a head.
         eos_token_id: the token that ends a target where config.json does not say it.
-        starts_with_end: whether that token is also the first of a decoder's input; else it is the padding token.
+        target_start: the first token of a decoder's input where config.json does not say it: the "end" token, the
+            "padding" token, or the "language" of the target.
         constants: a checkpoint's tensor that is no parameter, but describes the layers → key in EncoderConfig.extra for
             its values.
         word_splitter: what splits texts into words in transformers' tokenizer of the family, where no tokenizer.json
@@ -114,7 +115,7 @@ class Architecture:
     has_decoder: ClassVar[bool] = False
     whole_prefix: ClassVar[str] = ""
     eos_token_id: ClassVar[int | None] = None
-    starts_with_end: ClassVar[bool] = False
+    target_start: ClassVar[str] = "padding"
     constants: ClassVar[dict[str, str]] = {}
     word_splitter: ClassVar[str | None] = None
     task_keys: ClassVar[tuple[str, ...]] = ()

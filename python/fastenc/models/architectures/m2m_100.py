@@ -11,7 +11,7 @@ from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
 from fastenc.models.architectures.values import ConfigValues
 
-MORE_ROWS = 2  # that the position table has beyond max_position_embeddings
+MORE_ROWS = 2  # The position table has so many rows more than max_position_embeddings says.
 LENGTH = "max_position_embeddings"
 
 
@@ -27,8 +27,8 @@ class M2M100(Pegasus):
         "activation": "relu",
     }
     eos_token_id = 2
-    starts_with_end = True
-    # Of older files; the table follows from the configuration.
+    target_start = "end"
+    # Older files have the table, which follows from the configuration.
     unread = tuple(f"{part}{POSITIONS}." for part in ("", "encoder.", "decoder."))
 
     def read(self, values: ConfigValues) -> ConfigValues:
@@ -36,15 +36,12 @@ class M2M100(Pegasus):
 
     def write(self, config) -> ConfigValues:
         rows = config.max_positions + config.position_offset
-        # What is missing, transformers takes as 0.05.
+        # transformers' default is 0.05.
         layerdrops = {name: config.extra.get(name, 0.0) for name in LAYERDROPS}
         return super().write(config) | layerdrops | {LENGTH: rows - MORE_ROWS}
 
     def takes_inputs_embeds(self, config) -> bool:
-        return True
-
-    def decoder_start(self, config) -> int | None:
-        return config.extra.get("decoder_start_token_id", self.eos_token_id)
+        return True  # transformers' table of words scales its own vectors alone
 
     def embedding_scale(self, config) -> float:
         return config.hidden_size**0.5 if config.extra.get("scale_embedding", True) else 1.0
@@ -54,7 +51,7 @@ class M2M100(Pegasus):
         return tensor2tensor_sinusoids(rows, config.hidden_size, config.pad_token_id)
 
     def constant_values(self, config) -> dict[str, Tensor]:
-        return {}
+        return {}  # transformers writes no position table
 
     def has_logits_bias(self, config) -> bool:
         return False

@@ -20,7 +20,7 @@ class Marian(Bart):
     new_config = Bart.new_config | {"pad_token_id": 0, "position_offset": 0}
     supported = Bart.supported | {"share_encoder_decoder_embeddings": True}
     eos_token_id = 0
-    starts_with_end = False
+    target_start = "padding"
 
     def embedding_norm(self, config) -> None:
         return None
@@ -35,9 +35,6 @@ class Marian(Bart):
     def write(self, config) -> ConfigValues:
         # What is missing, transformers takes from OPUS-MT's.
         return super().write(config) | {"decoder_start_token_id": self.decoder_start(config)}
-
-    def decoder_start(self, config) -> int | None:
-        return config.extra.get("decoder_start_token_id", config.pad_token_id)
 
     def fixed_positions(self, config) -> Tensor:
         return sinusoids(config.max_positions, config.hidden_size)
