@@ -3,6 +3,8 @@
 #include <deque>
 
 #include "all_layers.h"
+#include "decoder_layers.h"
+#include "gemm.h"
 #include "layer_arguments.h"
 #include "row_blocks.h"
 #include "scratch.h"
@@ -218,12 +220,39 @@ std::vector<Tensor> layers(
       output_tokens, count, tensors, integers, reals, true);
 }
 
+void multiply_packed(
+    const char* op, const float* x, int64_t rows, const Tensor& packed, const float* bias, int64_t depth,
+    int64_t columns, float* y) {
+  STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, op, ": widths must be multiples of 16");
+  Gemm m{};
+  m.a = x;
+  m.a_row = depth;
+  m.a_depth = 1;
+  m.packed_b = checked_packed(packed, depth, columns);
+  m.bias = bias;
+  m.c = y;
+  m.rows = rows;
+  m.columns = columns;
+  m.depth = depth;
+  parallel_gemm(m);
+}
+
+std::vector<Tensor> decoder_layers(
+    Tensor x, Tensor residual, std::vector<Tensor> caches, int64_t length, std::vector<Tensor> sources,
+    Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases, int64_t count,
+    std::vector<Tensor> tensors, std::vector<int64_t> integers, std::vector<double> reals) {
+  return run_decoder_layers(
+      "decoder_layers", attend_in_decoder<multiply_packed>, after_attention, x, residual, caches, length, sources,
+      cu_seqlens, max_seqlen, relative_biases, count, tensors, integers, reals, true);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("encoder_layer_attention", TORCH_BOX(&attention));
   m.impl("encoder_layer_after_attention", TORCH_BOX(&after_attention));
   m.impl("encoder_layers", TORCH_BOX(&layers));
+  m.impl("decoder_layers", TORCH_BOX(&decoder_layers));
 }
 
 }  // namespace fastenc

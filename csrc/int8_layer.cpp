@@ -1,6 +1,7 @@
 #include "int8_layer.h"
 
 #include "all_layers.h"
+#include "decoder_layers.h"
 #include "encoder_layer.h"
 #include "int8_weights.h"
 #include "layer_arguments.h"
@@ -306,12 +307,28 @@ std::vector<Tensor> layers(
       output_tokens, count, tensors, integers, reals);
 }
 
+void multiply_int8(
+    const char* op, const float* x, int64_t rows, const Tensor& packed, const float* bias, int64_t depth,
+    int64_t columns, float* y) {
+  parallel_int8_linear(x, rows, checked_int8(op, packed, bias, depth, columns), y);
+}
+
+std::vector<Tensor> decoder_layers(
+    Tensor x, Tensor residual, std::vector<Tensor> caches, int64_t length, std::vector<Tensor> sources,
+    Tensor cu_seqlens, int64_t max_seqlen, std::vector<Tensor> relative_biases, int64_t count,
+    std::vector<Tensor> tensors, std::vector<int64_t> integers, std::vector<double> reals) {
+  return run_decoder_layers(
+      "int8_decoder_layers", attend_in_decoder<multiply_int8>, after_attention, x, residual, caches, length, sources,
+      cu_seqlens, max_seqlen, relative_biases, count, tensors, integers, reals);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fastenc, CPU, m) {
   m.impl("int8_layer_attention", TORCH_BOX(&attention));
   m.impl("int8_layer_after_attention", TORCH_BOX(&after_attention));
   m.impl("int8_layers", TORCH_BOX(&layers));
+  m.impl("int8_decoder_layers", TORCH_BOX(&decoder_layers));
 }
 
 }  // namespace fastenc

@@ -1,11 +1,11 @@
 """freeze and unfreeze: inference that packs or stacks the weights once, not in every call."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from fastenc.integrations.transformers.patching import owner_of_weights
-from fastenc.nn.frozen_weights import FrozenWeights, WeightsOwner, copies_of
+from fastenc.nn.frozen_copies import FrozenCopies, copies_in
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,10 +40,12 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
         For "int8" also on another processor or a GPU, for weights that are not float32 or not finite, widths that are
         no multiples of 16, and LoRA that is not merged.
     """
-    owners = _frozen_weights(model, "freeze")
+    owners = _frozen_copies(model, "freeze")
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
-    copies = [copies_of(owner, dtype) for owner, _ in owners]  # all of them, before any is kept
+    copies = [
+        frozen.copies_of(owner, dtype) for owner, frozen in owners
+    ]  # all of them, before any is kept
     for (_, frozen), of_owner in zip(owners, copies, strict=True):
         frozen.keep(of_owner)
     return model
@@ -54,19 +56,15 @@ def unfreeze(model: Model) -> Model:
 
     Raises: ValueError for a model that is neither fastenc's nor patched, and for one that was loaded in int8.
     """
-    for _, frozen in _frozen_weights(model, "unfreeze"):
+    for _, frozen in _frozen_copies(model, "unfreeze"):
         frozen.drop()
     return model
 
 
-def _frozen_weights(model: nn.Module, caller: str) -> list[tuple[WeightsOwner, FrozenWeights]]:
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    pairs = [
-        (owner_of_weights(module), child)
-        for module in modules
-        for child in module.children()
-        if isinstance(child, FrozenWeights)
-    ]
+def _frozen_copies(model: nn.Module, caller: str) -> list[tuple[Any, FrozenCopies]]:
+    """(the owner of the weights, what keeps copies of them)."""
+    found = copies_in(model) if isinstance(model, nn.Module) else ()
+    pairs = [(owner_of_weights(module), frozen) for module, frozen in found]
     if not pairs:
         raise ValueError(
             f"{caller} needs a fastenc model, or a patched Hugging Face model, got {type(model).__name__}: call "

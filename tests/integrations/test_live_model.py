@@ -466,12 +466,12 @@ def test_freezing_a_patched_model():
             lambda: ours.to(torch.float32),
         ):
             fastenc.freeze(ours)
-            assert ours.fastenc_frozen._layers is not None
+            assert ours.fastenc_frozen._copies is not None
             announce()
-            assert ours.fastenc_frozen._layers is None
-        assert copy.deepcopy(fastenc.freeze(ours)).fastenc_frozen._layers is None
+            assert ours.fastenc_frozen._copies is None
+        assert copy.deepcopy(fastenc.freeze(ours)).fastenc_frozen._copies is None
     ours(**batch)
-    assert ours.fastenc_frozen._layers is None
+    assert ours.fastenc_frozen._copies is None
     ours.encoder.layer[0].register_forward_hook(functools.partial(hook))
     with pytest.raises(ValueError, match=r"its own forward, because encoder.layer.0 has hooks"):
         fastenc.freeze(ours)

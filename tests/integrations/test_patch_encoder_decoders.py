@@ -8,8 +8,9 @@ import torch
 
 import fastenc
 from tests.helpers.checkpoints import close
+from tests.helpers.encoder_decoders import both_batches
 from tests.helpers.families import whole
-from tests.models.test_seq2seq import FAMILIES, NO_DROPOUT, both_batches
+from tests.models.test_seq2seq import FAMILIES, NO_DROPOUT
 
 SETTINGS = {"max_new_tokens": 8, "do_sample": False, "decoder_start_token_id": 3}
 

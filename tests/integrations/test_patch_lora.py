@@ -130,10 +130,10 @@ def test_merging_and_replacing_end_freeze(change):
     ours.set_adapter("default")
     same()
     frozen = ours.get_base_model().bert.fastenc_frozen
-    assert frozen._layers is not None
+    assert frozen._copies is not None
     change(ours), change(theirs)
     same()
-    assert frozen._layers is None
+    assert frozen._copies is None
 
 
 @needs_int8

@@ -91,7 +91,7 @@ def test_its_weights_take_a_quarter_of_float32s(tmp_path):
     dropped = names - {name for name, _ in loaded.named_parameters()}
     assert len(dropped) == 4 * len(plain.layers)
     floats = sum(p.numel() for name, p in plain.named_parameters() if name in dropped)
-    ours = [each.int8 for each in loaded.frozen._layers]
+    ours = [each.int8 for each in loaded.frozen._copies]
     in_8_bits = sum(t.numel() for each in ours for t in each if isinstance(t, torch.Tensor))
     assert floats < in_8_bits < 1.025 * floats  # bytes: 1 for a weight, and scales
     # No parameter keeps the whole file in memory.

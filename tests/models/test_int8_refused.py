@@ -100,7 +100,7 @@ def test_what_it_refuses(name, form, tmp_path):
     change(ours)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         fastenc.freeze(ours, dtype="int8")
-    assert frozen_of(ours)._layers is None
+    assert frozen_of(ours)._copies is None
 
 
 @needs_int8
@@ -111,7 +111,7 @@ def test_a_gpu(tmp_path):
     message = "layer 0 of the model cannot run in int8: it runs on CPUs only, the weights are on cuda: leave out dtype"
     with pytest.raises(ValueError, match=f"^{message}$"):
         fastenc.freeze(encoder, dtype="int8")
-    assert encoder.frozen._layers is None
+    assert encoder.frozen._copies is None
 
 
 def frozen_of(m):
@@ -188,7 +188,7 @@ def test_a_processor_without_the_instructions(tmp_path, capsys, monkeypatch):
     ):
         with pytest.raises(ValueError, match=f"{NONE_OF_THEM}: leave out dtype"):
             asked()
-    assert encoder.frozen._layers is None
+    assert encoder.frozen._copies is None
     (tmp_path / "texts.txt").write_text("A dull film.")
     out = tmp_path / "vectors.npy"
     printed = failure(capsys, "embed", folder, tmp_path / "texts.txt", "-o", out, "--dtype", "int8")

@@ -12,30 +12,12 @@ from fastenc.nn import ways
 from fastenc.ops import gemm
 from fastenc.packing import pack_sequences, pack_targets
 from tests.helpers.checkpoints import close, save
-from tests.helpers.families import ENCODER_DECODERS, START_TOKENS, config, padded_batch, whole
+from tests.helpers.encoder_decoders import both_batches
+from tests.helpers.families import ENCODER_DECODERS, START_TOKENS, whole
 
 FAMILIES = pytest.mark.parametrize("family", ENCODER_DECODERS)
 # T5's dropout has one name, BART's has three.
 NO_DROPOUT = dict(dropout_rate=0.0, dropout=0.0, attention_dropout=0.0)
-
-
-def targets(family: str, lengths=(3, 1, 9, 20)) -> list[list[int]]:
-    """A target for each row of :func:`padded_batch`, with an end token."""
-    generator = torch.Generator().manual_seed(1)
-    eos = config(family).eos_token_id
-    draw = lambda n: torch.randint(5, 97, (n,), generator=generator).tolist()
-    return [[*draw(length - 1), eos] for length in lengths]
-
-
-def both_batches(family: str):
-    """(transformers' arguments, ours) for one batch."""
-    padded, labels = padded_batch(family), targets(family)
-    rows = torch.full((len(labels), max(map(len, labels))), -100)
-    for row, target in zip(rows, labels, strict=True):
-        row[: len(target)] = torch.tensor(target)
-    pairs = zip(padded["input_ids"], padded["attention_mask"], strict=True)
-    batch = pack_sequences([ids[mask.bool()].tolist() for ids, mask in pairs])
-    return {**padded, "labels": rows}, (batch, *pack_targets(labels, START_TOKENS[family]))
 
 
 @FAMILIES
@@ -273,14 +255,6 @@ def test_every_way_of_a_decoder_layer_computes_the_same(family, tmp_path, monkey
     close(frozen, single, atol=1e-4)
     for one, other in zip(fused, gradients(), strict=True):
         close(one, other, atol=2e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="cannot run in int8: it attends to a source"):
-        fastenc.freeze(ours.eval(), dtype="int8")
-    assert not ours.encoder.frozen.in_8_bits
-
-
-def test_a_whole_model_is_not_loaded_in_8_bits(tmp_path):
-    with pytest.raises(ValueError, match="int8 is for models with one encoder, got Seq2Seq"):
-        Seq2Seq.from_pretrained(save(whole("bart"), tmp_path), dtype="int8")
 
 
 @pytest.mark.parametrize("family", ["t5-gated", "bart"])

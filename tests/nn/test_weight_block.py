@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def weights_of(encoder):
-    values = [value for layer in encoder.frozen._layers for value in layer.packed or layer.int8]
+    values = [value for layer in encoder.frozen._copies for value in layer.packed or layer.int8]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
@@ -30,7 +30,7 @@ def test_the_weights_of_a_frozen_model_share_a_block(tmp_path):
     assert len(packed_weights) == 4 * encoder.config.num_layers
     assert len({w.untyped_storage().data_ptr() for w in packed_weights}) == 1
     assert all(w.data_ptr() % 64 == packed_weights[0].data_ptr() % 64 for w in packed_weights)
-    for layer, (weights, _) in zip(encoder.frozen._layers, encoder.layer_weights(), strict=True):
+    for layer, (weights, _) in zip(encoder.frozen._copies, encoder.layer_weights(), strict=True):
         for name, value in cpu_weights.pack(weights)._asdict().items():
             assert value is None or torch.equal(getattr(layer.packed, name), value)
 

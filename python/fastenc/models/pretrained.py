@@ -14,7 +14,8 @@ from fastenc.models.architectures import ARCHITECTURES
 from fastenc.models.checkpoint_names import CheckpointNames, check_depth, is_mix, with_constants
 from fastenc.models.config import LAYER_MIX, EncoderConfig
 from fastenc.models.labels import check_labels
-from fastenc.nn.frozen_weights import INT8, FrozenWeights
+from fastenc.nn.frozen_copies import INT8, copies_in
+from fastenc.nn.frozen_weights import FrozenWeights
 from fastenc.nn.layer_norm import OffsetRMSNorm
 from fastenc.nn.scalar_mix import ScalarMix
 from fastenc.packing import PackedBatch
@@ -155,13 +156,8 @@ class PretrainedModel(CheckpointNames):
             model = cls._load(folder, values, plain, options)
         model.read_beside(folder)
         if dtype == INT8:
-            encoder, frozen = model._encoder(), model._frozen()
-            stacks = sum(isinstance(module, FrozenWeights) for module in model.modules())
-            if frozen is None or stacks > 1:
-                raise ValueError(
-                    f"int8 is for models with one encoder, got {cls.__name__}: leave out dtype"
-                )
-            frozen.replace_weights(encoder, encoder.layers)
+            for owner, frozen in copies_in(model):
+                frozen.replace_weights(owner)
             # The loaded parameters keep the whole file in memory.
             copy_parameters(model)
         return model

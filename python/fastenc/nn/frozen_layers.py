@@ -27,8 +27,9 @@ from fastenc.nn.layer_call import (
 from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
-from fastenc.nn.layer_weights import LayerWeights
+from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_inference, cpu_weights, int8_inference
+from fastenc.nn.weight_block import join, split
 from fastenc.ops import dispatch
 
 # The features of layers, and of inputs, that the same two ops compute in every call.
@@ -40,6 +41,8 @@ TAKES = (
     | OUTPUT_TOKENS
     | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
+# The features of a decoder's layers.
+DECODER = frozenset({"cross_norm", "cross"})
 
 
 class AdaptableLayer(Protocol):
@@ -48,7 +51,7 @@ class AdaptableLayer(Protocol):
 
 def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerSpec) -> Prepared:
     """The copies with the arguments that no call changes, if the layer always runs in the same two ops."""
-    if (spec.features | given_fields(weights)) - TAKES:
+    if (spec.features | given_fields(weights)) - TAKES - DECODER:
         return prepared
     if prepared.int8 is not None:
         fixed = int8_inference.fixed_arguments(weights, prepared.int8, spec)
@@ -56,7 +59,45 @@ def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerS
         fixed = cpu_weights.fixed_arguments(weights, prepared.packed, spec)
     else:
         return prepared
-    return prepared._replace(fixed=FixedArguments(*(tuple(map(_widened, part)) for part in fixed)))
+    decoder = _decoder_arguments(weights, prepared, spec)
+    attention, after_attention = (tuple(map(_widened, part)) for part in fixed[:2])
+    decoder = None if decoder is None else tuple(map(_widened, decoder))
+    return prepared._replace(fixed=FixedArguments(attention, after_attention, decoder))
+
+
+def _decoder_arguments(w: LayerWeights, prepared: Prepared, spec: LayerSpec) -> tuple | None:
+    packed, a = prepared.int8 or prepared.packed, spec.attention
+    if (
+        packed is None
+        or packed.cross is None
+        or w.cross is None
+        or w.down_weight.dtype != torch.float32
+    ):
+        return None
+    # Its next token sees all tokens before it.
+    if (
+        a.window != (-1, 0)
+        or a.key_heads
+        or (spec.features | given_fields(w)) & (HEAD_NORMS | OWN_NORMS)
+    ):
+        return None
+    norm = spec.attention_norm
+    return (
+        packed.qkv,
+        stack_biases(w.qkv_biases, w.qkv_weights),
+        packed.attention_out,
+        w.attention_out_bias,
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        packed.cross.query,
+        w.cross.query_bias,
+        a.num_heads,
+        a.head_dim,
+        float(a.scale),
+        spec.pre_norm,
+        norm.norm_type == "rms",
+        float(norm.eps),
+    )
 
 
 def _widened(argument: object) -> object:
@@ -73,9 +114,13 @@ class FrozenLayers(list[Prepared]):
         super().__init__(copies)
         self._arguments: dict[tuple[int, ...], ArgumentsByType] = {}
 
+    def __reduce__(self):
+        return (_joined, split(self))
+
     @cached_property
     def in_two_ops(self) -> bool:
-        return all(each.fixed is not None for each in self)
+        decoders = any(each.weights is not None and each.weights.cross is not None for each in self)
+        return not decoders and all(each.fixed is not None for each in self)
 
     @cached_property
     def in_8_bits(self) -> bool:
@@ -86,12 +131,30 @@ class FrozenLayers(list[Prepared]):
         """Of the weights."""
         return {each.weights.down_weight.dtype for each in self if each.weights is not None}
 
+    @cached_property
+    def decode_in_one_op(self) -> bool:
+        """Whether one op takes the layers of a decoder (:mod:`fastenc.nn.decoder_step`)."""
+        return all(each.fixed is not None and each.fixed.decoder is not None for each in self)
+
     def arguments(self, order: tuple[int, ...]) -> ArgumentsByType:
         """The fixed arguments of all layers, if they run ``in_two_ops``. order: the module of each layer."""
+        return self._by_type(order, lambda fixed: (fixed.attention, fixed.after_attention))
+
+    def decoder_arguments(self, order: tuple[int, ...]) -> ArgumentsByType:
+        """The same for the op that they ``decode_in_one_op``."""
+        return self._by_type(order, lambda fixed: (fixed.decoder, fixed.after_attention))
+
+    def _by_type(
+        self, order: tuple[int, ...], parts_of: Callable[[FixedArguments], tuple]
+    ) -> ArgumentsByType:
         if order not in self._arguments:
             fixed = [each for number in order if (each := self[number].fixed) is not None]
-            self._arguments[order] = ArgumentsByType.of(fixed)
+            self._arguments[order] = ArgumentsByType.of(p for each in fixed for p in parts_of(each))
         return self._arguments[order]
+
+
+def _joined(block: Tensor, layers: list[Prepared]) -> FrozenLayers:
+    return FrozenLayers(join(block, layers))
 
 
 class FrozenStack(NamedTuple):
@@ -127,17 +190,17 @@ class FrozenStack(NamedTuple):
             *state,
             inputs[0].cu_seqlens,
             inputs[0].max_seqlen,
-            _tables([each.relative_bias for each in inputs]),
-            _tables([each.rotary for each in inputs]),
+            tables([each.relative_bias for each in inputs]),
+            tables([each.rotary for each in inputs]),
             None if output_tokens is None else output_tokens.contiguous(),
             len(order),
             *self.frozen.arguments(order),
         )
 
 
-def _tables(tables: list[Tensor | None]) -> list[Tensor]:
+def tables(of_layers: list[Tensor | None]) -> list[Tensor]:
     """Of each layer, or empty if no layer has one."""
-    given = [NO_TENSOR if table is None else table for table in tables]
+    given = [NO_TENSOR if table is None else table for table in of_layers]
     return given if any(table is not NO_TENSOR for table in given) else []
 
 
@@ -154,17 +217,9 @@ def frozen_stack(
         x, inputs: those of the first layer.
         layers: the modules that compute layers, each with its copies in ``frozen``. Their weights are not read.
     """
-    if frozen is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return None
-    if x.device.type != "cpu" or dispatch.autocast_dtype("cpu"):
+    if frozen is None or not runs_frozen(x, layers, dropouts) or not frozen.in_two_ops:
         return None
     if given_fields(inputs, DERIVED_INPUTS) - TAKES:
-        return None
-    if torch_module._has_any_global_hook() or any(map(_does_more, layers)):
-        return None
-    if any(dropout is not NO_DROPOUT and dropout.probabilities() for dropout in dropouts):
-        return None
-    if not frozen.in_two_ops:
         return None
     few_rows = cpu_inference.has_few_rows(x)
     # What sees the ops, such as FlopCounterMode, sees those of each layer.
@@ -179,6 +234,19 @@ def frozen_stack(
         return None
     attend, end = partial(cpu_inference.attend_in_one_op, few_rows), cpu_inference.after_attention
     return FrozenStack(frozen, attend, end, torch.ops.fastenc.encoder_layers if in_one_op else None)
+
+
+def runs_frozen(
+    x: Tensor, layers: Sequence[AdaptableLayer], dropouts: Sequence[LayerDropout]
+) -> bool:
+    """Whether a call computes no more than what frozen layers' descriptions say."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    if x.device.type != "cpu" or dispatch.autocast_dtype("cpu"):
+        return False
+    if torch_module._has_any_global_hook() or any(map(_does_more, layers)):
+        return False
+    return not any(each is not NO_DROPOUT and each.probabilities() for each in dropouts)
 
 
 def _does_more(layer: AdaptableLayer) -> bool:

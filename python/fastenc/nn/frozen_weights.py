@@ -6,18 +6,16 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, check_finite
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
 from fastenc.nn.layer_call import Prepared, Store, unchanged
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights, stacked
 from fastenc.nn.ways import cpu_weights, int8_inference
-from fastenc.nn.weight_block import ByteCounter, WeightBlock, join, split, without_values
-from fastenc.ops.derivatives import in_forward_mode
-
-INT8 = "int8"
+from fastenc.nn.weight_block import ByteCounter, WeightBlock, without_values
 
 # Layers that are frozen during one call of a function such as encode(): id of the FrozenWeights → layers. Other threads
 # do not see them.
@@ -39,89 +37,37 @@ class WeightsOwner(Protocol):
         """What is added to each of these modules (PEFT's LoRA, :mod:`fastenc.adapt`), or None."""
 
 
-class FrozenWeights(nn.Module):
-    """The frozen layers of one encoder; without any, the encoder computes with its weights.
+class FrozenWeights(FrozenCopies[WeightsOwner, FrozenLayers]):
+    """The frozen layers of one encoder or decoder."""
 
-    They are dropped by all that may change the weights: ``train()``, a call with gradients, moving to another device or
-    dtype, loading a state dict. A copy of the model does not have them.
-
-    They may be all that a model has of its layers' weights (:meth:`replace_weights`). Then nothing drops them, and what
-    needs the weights is an error.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._layers: FrozenLayers | None = None
-        self._replaces_weights = False
-
-    def keep(self, copies: list[Prepared]) -> None:
-        """Freeze: keep the copies of the owner's weights that :func:`copies_of` made."""
-        self._layers = FrozenLayers(copies)
+    def copies_of(self, owner: WeightsOwner, dtype: str | None) -> FrozenLayers:
+        return _copies_of(owner, dtype)
 
     @property
     def in_8_bits(self) -> bool:
-        return self._layers is not None and self._layers.in_8_bits
+        return self._copies is not None and self._copies.in_8_bits
 
-    def replace_weights(self, owner: WeightsOwner, layers: Iterable[nn.Module]) -> None:
+    def replace_weights(self, owner: Any) -> None:
         """Freeze in 8 bits, and drop the weights of the layers' linear modules.
 
-        Args: owner: an encoder of ours, in evaluation mode on a CPU; layers: its layers.
+        Args: owner: an encoder or a decoder of ours, in evaluation mode on a CPU.
         """
-        quantised = copies_of(owner, INT8)
-        sublayers = (each for layer in layers for each in (layer, getattr(layer, "vectors", None)))
-        named = (pair for each in sublayers if each is not None for pair in each.named_children())
-        for name, linear in named:
-            # The projections of global tokens stay in float32.
-            if not isinstance(linear, nn.Linear) or name == "global_qkv":
-                continue
+        quantised = _copies_of(owner, INT8)
+        for linear in _linear_modules(owner.layers):
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             shape_alone = torch.empty_like(linear.weight, device="meta")
             del linear.weight
             linear.weight = shape_alone
         layers_weights = [weights for weights, _ in owner.layer_weights()]
-        self._layers = FrozenLayers(
+        self._copies = FrozenLayers(
             each._replace(weights=weights)
             for each, weights in zip(quantised, layers_weights, strict=True)
         )
         self._replaces_weights = True
 
-    def require_weights(self, what: str) -> None:
-        """Raises: ValueError if these copies are all that the model has of its layers' weights."""
-        if self._replaces_weights:
-            raise ValueError(
-                f'{what} needs the weights in float32, this model was loaded with dtype="int8" and has them in 8 bits '
-                "only: load it without dtype"
-            )
-
-    def check_move(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Raises: ValueError if ``fn``, applied to every tensor of the model, would end computing in 8 bits."""
-        if self._replaces_weights:
-            moved = fn(torch.empty(0))
-            if moved.device.type != "cpu" or moved.dtype != torch.float32:
-                self.require_weights(f"moving to {moved.device.type} and {moved.dtype}")
-
-    def drop(self) -> None:
-        self.require_weights("unfreeze")
-        self._layers = None
-
-    def drop_in_call_with_gradients(self) -> None:
-        """Drop the copies if this call computes gradients: the optimizer's step after it changes the weights.
-
-        Every call of the encoder must come here, whichever forward runs.
-        """
-        if torch.is_grad_enabled() or in_forward_mode():
-            self.require_weights("a call with gradients (without torch.no_grad())")
-            self.drop()
-
-    def current(self) -> FrozenLayers | None:
-        """The frozen layers that this call may use, one for each module that computes layers; None: none."""
-        self.drop_in_call_with_gradients()
-        if torch.is_grad_enabled() or (
-            torch.compiler.is_compiling() and not self._replaces_weights
-        ):
-            return None
+    def _of_call(self) -> FrozenLayers | None:
         of_call = (_during_call.get() or {}).get(id(self))
-        return self._layers if of_call is None else of_call
+        return self._copies if of_call is None else of_call
 
     @contextmanager
     def during_call(self, owner: WeightsOwner, calls: int) -> Iterator[None]:
@@ -129,7 +75,7 @@ class FrozenWeights(nn.Module):
 
         A single call would not gain from it, because it packs the weights once anyway.
         """
-        frozen_already = self._layers is not None or id(self) in (_during_call.get() or {})
+        frozen_already = self._copies is not None or id(self) in (_during_call.get() or {})
         if calls < 2 or frozen_already:
             yield
             return
@@ -140,58 +86,29 @@ class FrozenWeights(nn.Module):
         finally:
             _during_call.reset(token)
 
-    def train(self, mode: bool = True) -> "FrozenWeights":
-        if mode:
-            self.require_weights("train()")
-            self.drop()
-        return super().train(mode)
 
-    def _apply(self, fn, recurse: bool = True):
-        self.check_move(fn)
-        if not self._replaces_weights:
-            self.drop()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.require_weights("load_state_dict")
-        self.drop()
-        super()._load_from_state_dict(*arguments, **options)
-
-    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.require_weights("state_dict")
-        super()._save_to_state_dict(*arguments, **options)
-
-    def __deepcopy__(self, memo: dict) -> "FrozenWeights":
-        copy = FrozenWeights()
-        copy.training = self.training
-        if self._replaces_weights:
-            copy._layers, copy._replaces_weights = self._layers, True
-        return copy
-
-    def __reduce__(self):
-        if not self._replaces_weights or self._layers is None:
-            return (FrozenWeights, ())
-        return (_replacing, split(self._layers))
-
-
-def _replacing(block: Tensor, layers: list[Prepared]) -> FrozenWeights:
-    frozen = FrozenWeights()
-    frozen._layers, frozen._replaces_weights = FrozenLayers(join(block, layers)), True
-    return frozen.eval()
+def _linear_modules(layers: Iterable[nn.Module]) -> Iterator[nn.Linear]:
+    """The linear modules whose weights are in 8 bits. The projections of global tokens stay in float32."""
+    for layer in layers:
+        for part in (layer, *(getattr(layer, name, None) for name in ("cross", "vectors"))):
+            for name, module in () if part is None else part.named_children():
+                if isinstance(module, nn.Linear) and name != "global_qkv":
+                    yield module
 
 
 @torch.no_grad()
-def copies_of(owner: WeightsOwner, dtype: str | None = None) -> list[Prepared]:
+def _copies_of(owner: WeightsOwner, dtype: str | None) -> FrozenLayers:
     """The copies of every layer's weights in one block of memory, in 8 bits if ``dtype`` is "int8".
 
     Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
     """
-    if dtype is not None:
-        _check_int8(owner, dtype)
+    check_dtype(dtype)
+    if dtype == INT8:
+        _check_int8(owner)
     counter = ByteCounter()
     for weights, spec in owner.layer_weights():
         _packing(weights, spec, dtype)(without_values(weights), counter.count)
-    return [*frozen_layers(owner, dtype, WeightBlock(counter.size).store)]
+    return FrozenLayers(frozen_layers(owner, dtype, WeightBlock(counter.size).store))
 
 
 @torch.no_grad()
@@ -218,12 +135,8 @@ def _packing(
     return lambda w, store: Prepared(packed=cpu_weights.pack(w, store))
 
 
-def _check_int8(owner: WeightsOwner, dtype: str) -> None:
-    """Raises: ValueError for a dtype other than "int8", and for a layer that cannot run in 8 bits."""
-    if dtype != INT8:
-        raise ValueError(
-            f'the dtype of frozen weights must be "int8" or None, got {dtype!r}: give one of them'
-        )
+def _check_int8(owner: WeightsOwner) -> None:
+    """Raises: ValueError for a layer that cannot run in 8 bits."""
     for number, reason in enumerate(int8_reasons(owner)):
         if reason is not None:
             raise ValueError(
@@ -231,11 +144,7 @@ def _check_int8(owner: WeightsOwner, dtype: str) -> None:
             )
     for number, (weights, _) in enumerate(owner.layer_weights()):
         for tensor in weights.tensors():
-            if not torch.stack(tensor.aminmax()).isfinite().all():
-                raise ValueError(
-                    f"int8 needs finite weights, got a weight of shape {tuple(tensor.shape)} with NaN or infinity "
-                    f"in layer {number}: load other weights"
-                )
+            check_finite(tensor, f"layer {number}")
 
 
 def int8_reasons(owner: WeightsOwner) -> list[str | None]:

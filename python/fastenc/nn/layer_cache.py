@@ -35,17 +35,24 @@ class LayerCache:
         Returns: keys and values of all tokens, each a view (tokens, sequences * num_heads, head_dim).
         """
         new = keys_values.permute(2, 1, 0, 3, 4)
-        length, end = self.length, self.length + new.shape[1]
-        memory = self._memory
-        if memory is None or memory.shape[1] < end:
-            larger = new.new_empty(2, max(2 * length, end, FIRST_ROOM), *new.shape[2:])
-            if memory is not None:
-                larger[:, :length] = memory[:, :length]
-            memory = self._memory = larger
-        memory[:, length:end] = new
+        if self._memory is None:
+            self._memory = new.new_empty(2, 0, *new.shape[2:])
+        memory, end = self.with_room(new.shape[1]), self.length + new.shape[1]
+        memory[:, self.length : end] = new
         self.length = end
         keys, values = memory[:, :end].flatten(2, 3)
         return keys, values
+
+    def with_room(self, tokens: int) -> Tensor:
+        """The memory, which has room for so many more tokens of each sequence."""
+        memory, length = self._memory, self.length
+        assert memory is not None  # the first tokens were added with append()
+        if memory.shape[1] < length + tokens:
+            room = max(2 * length, length + tokens, FIRST_ROOM)
+            larger = memory.new_empty(2, room, *memory.shape[2:])
+            larger[:, :length] = memory[:, :length]
+            memory = self._memory = larger
+        return memory
 
     def of_source(self, compute: Callable[[], Tensor]) -> Tensor:
         """The source's keys and values, which the first call computes."""

@@ -81,6 +81,7 @@ class Int8Weights(NamedTuple):
     Fields:
         gate: of a gated ``up`` the half that is not activated, or None.
         bf16_attention: whether attention multiplies bfloat16.
+        cross: of the sublayer that attends to a source, or None.
         vectors: of the sublayer that a layer's vectors gate, or None.
     """
 
@@ -90,6 +91,7 @@ class Int8Weights(NamedTuple):
     gate: Tensor | None
     down: Tensor
     bf16_attention: bool
+    cross: PackedCross | None = None
     vectors: PackedVectors | None = None
 
 
@@ -98,10 +100,15 @@ class FixedArguments(NamedTuple):
 
     They are those of :mod:`fastenc.ops.int8_products` if the layer has weights in 8 bits, else of
     :mod:`fastenc.ops.encoder_layer`.
+
+    Fields:
+        decoder: the first arguments that the op of a decoder's next tokens (:mod:`fastenc.ops.decoder_layers`) takes of
+            the layer; ``after_attention`` has the others. None: it does not take the layer.
     """
 
     attention: tuple
     after_attention: tuple
+    decoder: tuple | None = None
 
 
 class ArgumentsByType(NamedTuple):
@@ -112,10 +119,10 @@ class ArgumentsByType(NamedTuple):
     reals: list[float]
 
     @classmethod
-    def of(cls, layers: Iterable[FixedArguments]) -> "ArgumentsByType":
-        """Both ops' arguments of each layer, in order."""
+    def of(cls, parts: Iterable[tuple]) -> "ArgumentsByType":
+        """The arguments of several ops, one after the other."""
         tensors, integers, reals = list[Tensor](), list[int](), list[float]()
-        for argument in (each for layer in layers for part in layer for each in part):
+        for argument in (each for part in parts for each in part):
             if isinstance(argument, list):  # a packed weight
                 tensors += argument
             elif argument is None or isinstance(argument, Tensor):

@@ -13,6 +13,7 @@ from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
+from fastenc.nn.decoder_step import decode_tokens
 from fastenc.nn.frozen_layers import FrozenLayers, frozen_stack
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
@@ -201,8 +202,14 @@ def run_stack(
     casts = (
         None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
-    frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
     last = len(spec.layers) - 1
+    if caches and visit_input is None:
+        given = (state, inputs, spec.module_of_layer, modules.layers, dropouts, modules.frozen)
+        if (states := decode_tokens(*given)) is not None:
+            yield from states[:-1]
+            yield F.dropout(states[-1], modules.final_dropout_p)
+            return
+    frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
     if (
         frozen is not None
         and frozen.all_layers is not None

@@ -26,8 +26,8 @@ from fastenc.models.generation_config import (
 )
 from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
+from fastenc.nn.frozen_head import FrozenHead
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.ops.gemm import linear
 from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
 
 SHARED, HEAD, LOGITS_BIAS = "shared.weight", "lm_head", "final_logits_bias"
@@ -68,6 +68,7 @@ class Seq2Seq(PretrainedModel):
         self.init_modules(self.decoder)
         if self.lm_head is not None:
             self.init_weights(self.lm_head, HEAD)
+        self.frozen_head = FrozenHead()
 
     def _new_head(self) -> nn.Linear:
         return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
@@ -111,7 +112,7 @@ class Seq2Seq(PretrainedModel):
             )
         loss = linear_masked_cross_entropy(
             self._scaled(hidden),
-            self._output_weight(),
+            self.output_weight(),
             self._logits_bias(hidden.dtype),
             labels,
             label_smoothing=label_smoothing,
@@ -231,12 +232,13 @@ class Seq2Seq(PretrainedModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden_size), the decoder's output → (rows, vocabulary)."""
         bias = self._logits_bias(hidden.dtype)
-        return linear(self._scaled(hidden), self._output_weight(), bias)
+        return self.frozen_head.linear(self._scaled(hidden), self.output_weight(), bias)
 
     def _scaled(self, hidden: Tensor) -> Tensor:
         return hidden if self.output_scale == 1.0 else hidden * self.output_scale
 
-    def _output_weight(self) -> Tensor:
+    def output_weight(self) -> Tensor:
+        """(vocabulary, hidden_size): an output layer of its own, or the word embeddings."""
         return (self.encoder.embeddings.word if self.lm_head is None else self.lm_head).weight
 
     def _logits_bias(self, dtype: torch.dtype) -> Tensor | None:

@@ -1,6 +1,8 @@
 """Attention of CPU inference in separate ops, for layers and inputs that the one op of attention does not take."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,18 +106,39 @@ def _attend_disentangled(qkv: Tensor, layer_call: LayerCall) -> Tensor:
     )
 
 
-def run_cross_attention(attended: Tensor, layer_call: LayerCall) -> tuple[Tensor, Tensor]:
+class CrossProducts(NamedTuple):
+    """The products up to cross-attention, each of rows. Without the bias of ``attention_out``, which the norm's kernel
+    adds."""
+
+    attention_out: Callable[[Tensor], Tensor]
+    query: Callable[[Tensor], Tensor]
+    key_value: Callable[[Tensor], Tensor]
+
+
+def cross_products(w: LayerWeights, packed: PackedWeights | None) -> CrossProducts:
+    c, packed_cross = w.cross, None if packed is None else packed.cross
+    assert c is not None  # only layers that attend to a source ask
+    query, key_value = (None, None) if packed_cross is None else packed_cross[:2]
+    return CrossProducts(
+        lambda x: product(
+            x, (w.attention_out_weight,), (None,), None if packed is None else packed.attention_out
+        ),
+        lambda x: product(x, (c.query_weight,), (c.query_bias,), query),
+        lambda states: product(states, c.key_value_weights, c.key_value_biases, key_value),
+    )
+
+
+def run_cross_attention(
+    attended: Tensor, layer_call: LayerCall, products: CrossProducts
+) -> tuple[Tensor, Tensor]:
     """The end of self-attention, and cross-attention without the end of its sublayer.
 
     Returns: (total_tokens, num_heads * head_dim), and the residual for that end.
     """
     state, inputs, spec = layer_call.state, layer_call.inputs, layer_call.spec
-    w, packed = layer_call.plain_weights(), layer_call.prepared.packed
-    c, source = w.cross, inputs.source
-    assert c is not None and source is not None  # the stack gives both to every such layer
-    packed_out = None if packed is None else packed.attention_out
-    # The norm's kernel adds the bias.
-    y = product(attended, (w.attention_out_weight,), (None,), packed_out)
+    w, source = layer_call.plain_weights(), inputs.source
+    assert source is not None  # the stack gives it to every such layer
+    y = products.attention_out(attended)
     rms = spec.attention_norm.norm_type == "rms"
     norm = rms_norm if rms else partial(layer_norm, bias=w.attention_norm_bias)
     h = norm(
@@ -127,11 +150,9 @@ def run_cross_attention(attended: Tensor, layer_call: LayerCall) -> tuple[Tensor
         return_residual_sum=spec.pre_norm,
     )
     x, before = h if spec.pre_norm else (h, h)
-    packed_cross = None if packed is None else packed.cross
-    query, key_value = (None, None) if packed_cross is None else packed_cross[:2]
-    queries = product(x, (c.query_weight,), (c.query_bias,), query)
-    keys_values = lambda: product(source.states, c.key_value_weights, c.key_value_biases, key_value)
-    return attend_to_source(queries, keys_values, inputs, spec.attention).float(), before
+    keys_values = lambda: products.key_value(source.states)
+    attended = attend_to_source(products.query(x), keys_values, inputs, spec.attention)
+    return attended.float(), before
 
 
 def project_qkv(

@@ -26,6 +26,7 @@ from fastenc.nn.layer_vectors import add_gated
 from fastenc.nn.ways.cpu_attention import (
     attend,
     attends_separately,
+    cross_products,
     product,
     project_qkv,
     run_cross_attention,
@@ -122,7 +123,7 @@ def run_cpu_inference(layer_call: LayerCall) -> LayerState:
         attended = attend(project_qkv(x.float() if widens else x, w, spec, packed), layer_call)
     before = state.residual
     if spec.cross_norm is not None:
-        attended, before = run_cross_attention(attended, layer_call)
+        attended, before = run_cross_attention(attended, layer_call, cross_products(w, packed))
     given = after_attention_arguments(w, packed, spec) if fixed is None else fixed.after_attention
     attended, before = (rows_of(each, inputs.output_tokens) for each in (attended, before))
     end = after_attention(attended, before, given, spec.pre_norm)

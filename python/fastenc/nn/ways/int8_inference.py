@@ -15,6 +15,7 @@ from fastenc.nn.layer_call import (
     FixedArguments,
     Int8Weights,
     LayerCall,
+    PackedCross,
     PackedVectors,
     Store,
     unchanged,
@@ -39,7 +40,11 @@ def pack(weights: LayerWeights, spec: LayerSpec, store: Store = unchanged) -> In
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
-    v = w.layer_vectors
+    c, v, cross = w.cross, w.layer_vectors, None
+    if c is not None:
+        cross = PackedCross(
+            packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight)
+        )
     return Int8Weights(
         packed(*w.qkv_weights),
         packed(w.attention_out_weight),
@@ -47,6 +52,7 @@ def pack(weights: LayerWeights, spec: LayerSpec, store: Store = unchanged) -> In
         packed(halves[1]) if spec.feed_forward.gated else None,
         packed(w.down_weight),
         int8_products.attends_in_bfloat16(),
+        cross,
         None if v is None else PackedVectors(packed(v.gate), packed(v.out)),
     )
 
@@ -93,8 +99,6 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
     reason = cpu_weights.weights_reason(weights, spec)
     if reason is not None:
         return reason
-    if weights.cross is not None:
-        return "it attends to a source"
     if weights.down_weight.dtype != torch.float32:
         return f"int8 is made from float32 weights, they are {weights.down_weight.dtype}"
     return unknown_features(spec.features | given_fields(weights), TAKES)
@@ -121,9 +125,10 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
         )
     else:
         attended = attend(state.x, inputs, fixed.attention)
-    attended, residual = (
-        rows_of(each, inputs.output_tokens) for each in (attended, state.residual)
-    )
+    residual = state.residual
+    if packed.cross is not None:
+        attended, residual = _attend_to_source(attended, layer_call, packed, packed.cross)
+    attended, residual = (rows_of(each, inputs.output_tokens) for each in (attended, residual))
     end = after_attention(attended, residual, fixed.after_attention, spec.pre_norm)
     if inputs.layer_vectors is None or packed.vectors is None:
         return end
@@ -136,8 +141,27 @@ def run_int8_inference(layer_call: LayerCall) -> LayerState:
     return add_gated(end.residual, vectors, w, spec, *products)
 
 
+def _attend_to_source(
+    attended: Tensor, layer_call: LayerCall, packed: Int8Weights, packed_cross: PackedCross
+) -> tuple[Tensor, Tensor]:
+    w, a = layer_call.weights, layer_call.spec.attention
+    c, width = w.cross, a.num_heads * a.head_dim
+    assert c is not None  # as packed_cross is not None
+    linear = int8_products.int8_linear
+    key_value_bias = stack_biases(c.key_value_biases, c.key_value_weights)
+    products = cpu_attention.CrossProducts(
+        lambda x: linear(x, packed.attention_out, None, w.attention_out_weight.shape[0]),
+        lambda x: linear(x, packed_cross.query, c.query_bias, width),
+        lambda states: linear(states, packed_cross.key_value, key_value_bias, 2 * width),
+    )
+    return cpu_attention.run_cross_attention(attended, layer_call, products)
+
+
 def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> FixedArguments:
     """The arguments of the two ops that follow from the layer alone."""
+    out, norm = packed.attention_out, spec.attention_norm
+    if packed.cross is not None and spec.cross_norm is not None:
+        out, norm, w = packed.cross.out, spec.cross_norm, w.after_self_attention()
     return FixedArguments(
         (
             packed.qkv,
@@ -146,7 +170,7 @@ def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> Fi
             packed.bf16_attention,
         ),
         (
-            packed.attention_out,
+            out,
             w.attention_out_bias,
             w.attention_norm_weight,
             w.attention_norm_bias,
@@ -162,8 +186,8 @@ def fixed_arguments(w: LayerWeights, packed: Int8Weights, spec: LayerSpec) -> Fi
             spec.feed_forward.intermediate_size,
             activation.NUMBERS[spec.feed_forward.activation],
             spec.pre_norm,
-            spec.attention_norm.norm_type == "rms",
-            float(spec.attention_norm.eps),
+            norm.norm_type == "rms",
+            float(norm.eps),
             float(spec.out_norm.eps),
         ),
     )

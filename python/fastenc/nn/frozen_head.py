@@ -1,0 +1,55 @@
+"""The output layer of a vocabulary, in 8 bits while its model is frozen so."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, check_finite
+from fastenc.ops import dispatch, gemm, int8_products
+
+UNIT = 16  # the ops take a multiple of so many tokens
+
+
+class HeadOwner(Protocol):
+    """A model with an output layer."""
+
+    def output_weight(self) -> Tensor:
+        """(vocabulary, hidden_size)."""
+
+
+class FrozenHead(FrozenCopies[HeadOwner, Tensor]):
+    """The weight of one output layer in 8 bits, as :func:`fastenc.ops.int8_products.pack_int8` makes it.
+
+    Of a target that grows by one token a time, each token reads the whole weight. In 8 bits that is a quarter of the
+    bytes. A float32 weight would be no faster packed, and is not copied.
+    """
+
+    @torch.no_grad()
+    def copies_of(self, owner: HeadOwner, dtype: str | None) -> Tensor | None:
+        check_dtype(dtype)
+        if dtype != INT8:
+            return None
+        weight = owner.output_weight()
+        check_finite(weight, "the output layer")
+        filling = weight.new_zeros(-len(weight) % UNIT, weight.shape[1])
+        return (
+            int8_products.pack_int8(weight, filling)
+            if len(filling)
+            else int8_products.pack_int8(weight)
+        )
+
+    def replace_weights(self, owner: HeadOwner) -> None:
+        """Freeze in 8 bits. The float32 weight stays: the word embeddings may be the same tensor."""
+        self._copies, self._replaces_weights = self.copies_of(owner, INT8), True
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias: (rows, hidden_size) → (rows, vocabulary)."""
+        packed = self.current()
+        if packed is None or x.dtype != torch.float32 or dispatch.autocast_dtype(x.device.type):
+            return gemm.linear(x, weight, bias)
+        tokens = weight.shape[0]
+        filled = tokens + -tokens % UNIT
+        bias = None if bias is None else F.pad(bias, (0, filled - tokens))
+        return int8_products.int8_linear(x, packed, bias, filled)[:, :tokens]
