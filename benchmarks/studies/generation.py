@@ -1,7 +1,9 @@
-"""Tokens per second of generate: fastenc's Seq2Seq, transformers, and transformers patched by fastenc, in float32.
+"""Tokens per second of generate: fastenc's Seq2Seq, transformers, and transformers patched by fastenc, in float32;
+Seq2Seq frozen, in float32 and in 8 bits.
 
 A T5 v1.1 of 6 + 6 layers of width 512, and a Marian of OPUS-MT's size, with random weights. Sources of 24 to 64 tokens;
-greedy search and 4 beams for 1 source and for 16. All three must give the same tokens before anything is timed.
+greedy search and 4 beams for 1 source and for 16. Before anything is timed, all must give the tokens of transformers,
+and in 8 bits logits within a tenth of its logits for these tokens (norm of the difference).
 
     python -m benchmarks.studies.generation [threads]
 """
@@ -15,9 +17,11 @@ import fastenc
 from benchmarks._compare import compare
 from benchmarks._results import read_cases, write
 from benchmarks._t5 import VOCABULARY, fastencs, hugging_face, mask_of, padded
-from fastenc.packing import pack_sequences
+from fastenc.models import Seq2Seq
+from fastenc.packing import PackedBatch, pack_sequences, pack_targets
 
 RESULT, NEW_TOKENS = "generation", 24
+MOST_ERROR = 0.1  # of the logits in 8 bits
 
 
 def opus_mt():
@@ -37,6 +41,17 @@ def tokens_of(rows: torch.Tensor, end: int) -> list[list[int]]:
     return [row[: row.index(end) + 1] if end in row else row for row in targets]
 
 
+def logits_error(in_8_bits: Seq2Seq, exact: Seq2Seq, batch: PackedBatch, targets: list) -> float:
+    """|logits in 8 bits - exact logits| / |exact logits| for the same targets."""
+    target, _ = pack_targets(targets, exact.decoder_start_token_id)
+    in_8_bits, exact = (model(batch, target).logits for model in (in_8_bits, exact))
+    return float((in_8_bits - exact).norm() / exact.norm())
+
+
+def wrong_logits(error: float) -> str | None:
+    return None if error < MOST_ERROR else f"logits that differ by {error:.3f}"
+
+
 def main() -> None:
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     torch.set_num_threads(threads)
@@ -46,7 +61,9 @@ def main() -> None:
 
 @torch.inference_mode()
 def measure(prefix: str, theirs, threads: int) -> None:
-    ours, patched = fastencs(theirs), fastenc.patch(copy.deepcopy(theirs))
+    ours, frozen, in_8_bits = (fastencs(theirs) for _ in range(3))
+    fastenc.freeze(frozen), fastenc.freeze(in_8_bits, dtype="int8")
+    patched = fastenc.patch(copy.deepcopy(theirs))
     draw = torch.Generator().manual_seed(0)
     for count in (1, 16):
         lengths = torch.randint(24, 65, (count,), generator=draw).tolist()
@@ -60,17 +77,29 @@ def measure(prefix: str, theirs, threads: int) -> None:
             )
             expected = generate(theirs)
             made = sum(map(len, expected))
+            error = logits_error(in_8_bits, ours, packed, expected)
             rows = compare(
                 {
                     "transformers": lambda generate=generate: generate(theirs),
                     "transformers, patched": lambda generate=generate: generate(patched),
-                    "fastenc": lambda options=options, packed=packed: ours.generate_ids(
+                }
+                | {
+                    name: lambda model=model, options=options, packed=packed: model.generate_ids(
                         packed, **options
-                    ),
+                    )
+                    for name, model in (
+                        ("fastenc", ours),
+                        ("fastenc, frozen", frozen),
+                        ("fastenc, int8", in_8_bits),
+                    )
                 },
                 baseline="transformers",
-                check=lambda _, result, expected=expected: (
-                    None if result == expected else "other tokens than transformers'"
+                check=lambda name, result, expected=expected, error=error: (
+                    wrong_logits(error)
+                    if name == "fastenc, int8"
+                    else None
+                    if result == expected
+                    else "other tokens than transformers'"
                 ),
                 seconds=4,
                 min_rounds=3,
@@ -78,6 +107,7 @@ def measure(prefix: str, theirs, threads: int) -> None:
             for row in rows.values():
                 if "median_ms" in row:
                     row["tokens_per_s"] = made / row["median_ms"] * 1e3
+            rows["fastenc, int8"]["logits_error"] = error
             name = f"{prefix}sources={count} beams={beams} threads={threads}"
             write(RESULT, read_cases(RESULT) | {name: rows})
 

@@ -203,6 +203,14 @@ def test_info_says_which_layers_can_run_in_8_bits(family, tmp_path):
 
 
 @needs_int8
+def test_info_names_layers_with_nan(tmp_path):
+    theirs = model("bert")
+    theirs.encoder.layer[1].output.dense.weight.data[3, 4] = torch.nan
+    reason = "a weight of shape (32, 48) has NaN, infinity or a number beyond 1e+35 (is the checkpoint damaged?)"
+    assert rows_of_info(save(theirs, tmp_path)) == ["  0  in 8 bits", f"  1  not: {reason}"]
+
+
+@needs_int8
 def test_info_names_layers_with_lora(tmp_path):
     encoder = Encoder.from_pretrained(save(model("bert"), tmp_path / "base"))
     add_adaptation(encoder, Lora(rank=2))

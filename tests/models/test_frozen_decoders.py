@@ -151,7 +151,9 @@ def test_an_output_layer_that_is_not_finite_is_refused(tmp_path):
     ours = Seq2Seq.from_pretrained(save(whole("bart"), tmp_path))
     with torch.no_grad():
         ours.output_weight()[3, 4] = torch.inf
-    with pytest.raises(ValueError, match=r"int8 needs finite weights.*in the output layer"):
+    with pytest.raises(
+        ValueError, match=r"the output layer .* cannot run in int8: .* has NaN, infinity"
+    ):
         fastenc.freeze(ours, dtype="int8")
     assert not ours.encoder.frozen.in_8_bits
 

@@ -47,7 +47,9 @@ def in_second_layer(name, value):
     return change
 
 
-NOT_FINITE = "with NaN or infinity in layer 1: load other weights"
+NOT_FINITE = (
+    "has NaN, infinity or a number beyond 1e+35 (is the checkpoint damaged?): leave out dtype"
+)
 # Of the models: the change, the configuration's other values, and what they say then.
 REFUSED = {
     "in training": (
@@ -81,12 +83,17 @@ REFUSED = {
     "infinity": (
         in_second_layer(r"(up|intermediate\.dense)\.weight", torch.inf),
         {},
-        f"int8 needs finite weights, got a weight of shape (48, 32) {NOT_FINITE}",
+        f"layer 1 of the model cannot run in int8: a weight of shape (48, 32) {NOT_FINITE}",
+    ),
+    "a number that overflows in a sum": (
+        in_second_layer(r"(up|intermediate\.dense)\.weight", -1e37),
+        {},
+        f"layer 1 of the model cannot run in int8: a weight of shape (48, 32) {NOT_FINITE}",
     ),
     "NaN in a norm": (
         in_second_layer(r"(out_norm|output\.LayerNorm)\.bias", torch.nan),
         {},
-        f"int8 needs finite weights, got a weight of shape (32,) {NOT_FINITE}",
+        f"layer 1 of the model cannot run in int8: a weight of shape (32,) {NOT_FINITE}",
     ),
 }
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fastenc.ops.derivatives import in_forward_mode
 
 INT8 = "int8"
+LARGEST_WEIGHT = 1e35  # in 8 bits: the kernels sum up to 384 weights in float32
 
 Owner_contra = TypeVar("Owner_contra", contravariant=True)
 Copies = TypeVar("Copies")
@@ -131,13 +132,15 @@ def check_dtype(dtype: str | None) -> None:
         )
 
 
-def check_finite(weight: Tensor, place: str) -> None:
-    """Raises: ValueError for a weight that cannot be in 8 bits because it is not finite."""
-    if not torch.stack(weight.aminmax()).isfinite().all():
-        raise ValueError(
-            f"int8 needs finite weights, got a weight of shape {tuple(weight.shape)} with NaN or infinity in {place}: "
-            "load other weights"
-        )
+def values_reason(weight: Tensor) -> str | None:
+    """Why a weight's numbers cannot be in 8 bits, or None."""
+    # Written so that NaN is not allowed either.
+    if torch.stack(weight.aminmax()).abs().max() <= LARGEST_WEIGHT:
+        return None
+    return (
+        f"a weight of shape {tuple(weight.shape)} has NaN, infinity or a number beyond {LARGEST_WEIGHT:.0e} (is the "
+        "checkpoint damaged?)"
+    )
 
 
 def _replacing(kind: type[FrozenCopies], copies: Any) -> FrozenCopies:

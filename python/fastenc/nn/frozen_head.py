@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, check_finite
+from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, values_reason
 from fastenc.ops import dispatch, gemm, int8_products
 
 UNIT = 16  # the ops take a multiple of so many tokens
@@ -32,13 +32,12 @@ class FrozenHead(FrozenCopies[HeadOwner, Tensor]):
         if dtype != INT8:
             return None
         weight = owner.output_weight()
-        check_finite(weight, "the output layer")
+        if reason := values_reason(weight):
+            raise ValueError(
+                f"the output layer of the model cannot run in int8: {reason}: leave out dtype"
+            )
         filling = weight.new_zeros(-len(weight) % UNIT, weight.shape[1])
-        return (
-            int8_products.pack_int8(weight, filling)
-            if len(filling)
-            else int8_products.pack_int8(weight)
-        )
+        return int8_products.pack_int8(*([weight, filling] if len(filling) else [weight]))
 
     def replace_weights(self, owner: HeadOwner) -> None:
         """Freeze in 8 bits. The float32 weight stays: the word embeddings may be the same tensor."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fastenc.nn.adaptation import LayerAdaptation
-from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, check_finite
+from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, values_reason
 from fastenc.nn.frozen_layers import FrozenLayers, with_fixed_arguments
 from fastenc.nn.layer_call import Prepared, Store, unchanged
 from fastenc.nn.layer_spec import LayerSpec
@@ -142,9 +142,6 @@ def _check_int8(owner: WeightsOwner) -> None:
             raise ValueError(
                 f"layer {number} of the model cannot run in int8: {reason}: leave out dtype"
             )
-    for number, (weights, _) in enumerate(owner.layer_weights()):
-        for tensor in weights.tensors():
-            check_finite(tensor, f"layer {number}")
 
 
 def int8_reasons(owner: WeightsOwner) -> list[str | None]:
@@ -156,6 +153,7 @@ def int8_reasons(owner: WeightsOwner) -> list[str | None]:
             if added is None
             else "it has LoRA or another adaptation, which must be merged into its weights first"
         )
+        or next(filter(None, map(values_reason, weights.tensors())), None)
         for (weights, spec), added in zip(
             owner.layer_weights(), owner.layer_adaptations(), strict=True
         )
