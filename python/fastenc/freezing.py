@@ -29,11 +29,12 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
         in the call.
 
     Everything between the products is computed as before, except attention: it is in bfloat16 with AMX, and on AMD's
-    processors with AVX512-BF16. A text's vector does not depend on the batch or the number of threads. The model keeps
-    its float32 weights; ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
+    processors with AVX512-BF16. A text's vector does not depend on the batch or the number of threads. The output layer
+    of a :class:`fastenc.models.Seq2Seq` is in 8 bits, too, but not for its loss. The model keeps its float32 weights;
+    ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
 
     Args:
-        model: an encoder or a model with an encoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
+        model: an encoder, a model with an encoder or with encoder and decoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
         dtype: None, the weights' own, or "int8". int8 needs AVX2, and on a processor with AVX-512 also
             AVX512-VNNI.
     Raises: ValueError in training mode, for a model that is neither fastenc's nor patched, and for an unknown dtype.

@@ -232,7 +232,4 @@ def test_what_the_commands_refuse(texts, tmp_path, capsys):
     assert "--dtype int8 runs on a CPU, got --device cuda: leave out one of them" in text
     text = failure(capsys, "embed", "model", texts, *out, *INT8, "--device", "cuda:0")
     assert "--device must be cpu or cuda, got 'cuda:0': give one of them" in text
-    folder = save(whole("bart"), tmp_path / "bart")
-    text = failure(capsys, "predict", folder, texts, "-o", tmp_path / "out.tsv", *INT8)
-    assert "int8 is for models with one encoder, got Seq2Seq: leave out dtype" in text
     assert not [*tmp_path.glob("out.*")]

@@ -10,6 +10,7 @@ from fastenc.data import TextToTextData, read_text_to_text, train_tokenizer
 from fastenc.data.text_to_text import collate_text_to_text, encode_text_to_text
 from fastenc.models import Seq2Seq
 from fastenc.objectives.loss_terms import labelled_items
+from fastenc.ops import int8_products
 from fastenc.tasks import Predictor, SequenceToSequence
 from fastenc.tasks.metrics import generation_metrics
 from fastenc.text.tokenizer_like import TokenizerLike
@@ -57,6 +58,9 @@ def test_from_a_table_to_predictions(model_type, folder, tmp_path):
     lines = (tmp_path / "out.tsv").read_text().splitlines()
     assert lines[0] == "prediction" and len(lines) == 4
     assert (lines[1], lines[3]) == ("warm", "cold")
+    if int8_products.has_int8_products():
+        run("predict", out, inputs, "-o", tmp_path / "int8.tsv", "--dtype", "int8")
+        assert (tmp_path / "int8.tsv").read_text().splitlines() == lines
     run("predict", out, inputs, "-o", tmp_path / "out.jsonl", "--num-beams", 2)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert rows[0] == {"source": "the red hat", "prediction": "warm"}
