@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from fastenc.models import SequenceClassifier
 from tests.helpers.commands import failure, run
 from tests.helpers.training_run import WORDS, small_model, word_tokenizer
 
@@ -132,6 +133,27 @@ def test_options_without_effect_are_refused(folder, tmp_path, capsys):
     output = ("-o", tmp_path / "tokenizer")
     text = failure(capsys, "tokenizer", folder / "train.tsv", *output, "--seed", 1)
     assert "--alpha and --seed are for texts of several languages" in text
+
+
+def test_weights_with_nan_are_refused(folder, tmp_path, capsys):
+    model = SequenceClassifier.from_pretrained(folder / "base", label_names=("no", "yes"))
+    model.encoder.layers[1].down.weight.data[3, 4] = float("nan")
+    model.save_pretrained(tmp_path / "nan")
+    nan, data = tmp_path / "nan", folder / "train.tsv"
+    vectors = ("embed", nan, data, "-o")
+    (tmp_path / "words.txt").write_text("the cat sat\n")
+    for command in (
+        (*vectors, tmp_path / "out.npy"),
+        (*vectors, tmp_path / "out.jsonl", "--sparse"),
+        ("embed", nan, tmp_path / "words.txt", "-o", tmp_path / "out.npy", "--words"),
+        ("predict", nan, data, "-o", tmp_path / "out.tsv"),
+        ("evaluate", nan, data, "-o", tmp_path / "out.json"),
+        ("rerank", nan, data, data, "-o", tmp_path / "out.tsv"),
+    ):
+        text = failure(capsys, *command)
+        assert f"the weights of {nan} must be numbers, got NaN in " in text
+        assert "layers.1.down.weight: " in text
+    assert not [*tmp_path.glob("out*")]
 
 
 def test_the_smoothing_of_languages_is_checked_before_texts_are_read(folder, tmp_path, capsys):
