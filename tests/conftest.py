@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
+# Until all modules are imported there is no garbage, only more and more objects to look at.
+gc.disable()
 torch.set_num_threads(min(2, torch.get_num_threads()))
 # torch keeps every seed for the devices that are missing, with the stack of its caller. That takes milliseconds.
 for device in (torch.cuda, torch.xpu, torch.mtia):
@@ -29,6 +31,7 @@ from tests.helpers.extension import _C  # noqa: E402
 def pytest_collection_finish():
     """The imported modules stay: no collection of garbage needs to look at their objects."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish():
