@@ -34,7 +34,8 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
     ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
 
     Args:
-        model: an encoder, a model with an encoder or with encoder and decoder, or a Hugging Face model that :func:`fastenc.patch` has patched.
+        model: an encoder, a model with an encoder or with encoder and decoder, or a Hugging Face model that
+            :func:`fastenc.patch` has patched.
         dtype: None, the weights' own, or "int8". int8 needs AVX2, and on a processor with AVX-512 also
             AVX512-VNNI.
     Raises: ValueError in training mode, for a model that is neither fastenc's nor patched, and for an unknown dtype.

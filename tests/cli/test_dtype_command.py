@@ -24,7 +24,7 @@ from fastenc.models import Encoder, SparseEncoder
 from fastenc.ops import int8_products
 from tests.helpers.checkpoints import save
 from tests.helpers.commands import failure, run
-from tests.helpers.families import model, whole
+from tests.helpers.families import model
 from tests.helpers.hub_models import MODELS
 from tests.helpers.training_run import small_model
 
