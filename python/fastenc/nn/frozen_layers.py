@@ -50,7 +50,7 @@ class AdaptableLayer(Protocol):
 
 
 def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerSpec) -> Prepared:
-    """The copies with the arguments that no call changes, if the layer always runs in the same two ops."""
+    """The copies with the arguments that no call changes, if the layer always runs in the same ops."""
     if (spec.features | given_fields(weights)) - TAKES - DECODER:
         return prepared
     if prepared.int8 is not None:

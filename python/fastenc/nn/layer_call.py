@@ -155,7 +155,7 @@ class Prepared(NamedTuple):
         stacked: q, k and v in one tensor, and a gated ``up`` in one tensor, for ways that read plain weights.
         cast: in autocast's dtype, for the fused sublayers.
         positions: relative positions that are projected once, for CPU inference.
-        fixed: for layers that CPU inference always runs in two ops (:mod:`fastenc.nn.frozen_layers`).
+        fixed: for layers that CPU inference always runs in the same ops (:mod:`fastenc.nn.frozen_layers`).
     """
 
     weights: LayerWeights | None = None
