@@ -27,6 +27,7 @@ WRONG = [
     ("bert", "hidden_dropout_prob", None, r"hidden_dropout_prob must be in \[0, 1\), got None"),
     ("bert", "vocab_size", 10**15, r"word_embeddings.weight has shape \(97, 32\)"),
     ("bert", "id2label", [1], "id2label must be an object with a name for each number"),
+    ("bert", "id2label", {"0": "a", "5": "b"}, r"number the labels from 0 .* got \[0, 5\]"),
     ("bert", "task_options", "x", "task_options must be an object"),
     ("albert", "num_hidden_layers", 10**9, "num_hidden_layers must be .* at most 1000"),
     ("albert", "num_hidden_groups", 10**9, "num_hidden_groups must be .* at most 1000"),
@@ -57,6 +58,17 @@ def test_classes_may_have_numbers_as_names(tmp_path):
     classifier.save_pretrained(tmp_path / "again")
     again = type(theirs).from_pretrained(tmp_path / "again")
     assert again.config.id2label == {0: "0", 1: "1"}
+
+
+def test_a_label_without_an_output_matters_to_a_classifier_alone(tmp_path):
+    """transformers makes an output for each entry, so that there is none of the number 5."""
+    theirs = model("bert", "ForSequenceClassification", id2label={0: "a", 5: "b"})
+    assert theirs.num_labels == 2
+    folder = save(theirs, tmp_path)
+    Encoder.from_pretrained(folder)
+    for options in ({}, {"label_names": ["a", "b"]}):
+        with pytest.raises(ValueError, match="number the labels from 0 without gaps"):
+            SequenceClassifier.from_pretrained(folder, **options)
 
 
 def test_an_encoder_in_a_folder_of_its_own_is_named(tmp_path):

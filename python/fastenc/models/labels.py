@@ -50,6 +50,12 @@ def check_labels(folder: Path, hf_config: JsonObject, options: dict[str, Any]) -
 
 def _stored_names(hf_config: JsonObject) -> list[str]:
     stored = cast(dict[str, str | int], hf_config.get("id2label") or {})
+    numbers = sorted(map(int, stored))
+    if numbers != list(range(len(numbers))):
+        raise ValueError(
+            f"config.json: id2label must number the labels from 0 without gaps, got {numbers}: give each label the "
+            "number of its output of the head"
+        )
     return [str(stored[key]) for key in sorted(stored, key=int)]
 
 
