@@ -29,8 +29,12 @@ from tests.helpers.extension import _C  # noqa: E402
 
 
 def pytest_collection_finish():
-    """The imported modules stay: no collection of garbage needs to look at their objects."""
+    """The imported modules stay: no collection of garbage needs to look at their objects.
+
+    A test makes models of thousands of objects, which Python's threshold of 700 would look at again and again.
+    """
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
