@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ MODEL = [
 STEPS = ["--max-steps", "2", "--warmup-steps", "1"]
 BATCHES = ["--batch-size", "2", "--global-batch-size", "4"]
 VOCABULARY = ["--vocab-size", "300"]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 def blocks(path, language):
@@ -149,12 +150,7 @@ def test_commands_run(page, samples, tmp_path, monkeypatch):
         if arguments[-2:] == ["-o", "runs/small"]:  # the samples already have it
             shutil.rmtree("runs/small")
         if program == "torchrun":
-            done = subprocess.run(
-                [*TORCHRUN, *made_small(arguments)],
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
+            done = python(*TORCHRUN, *made_small(arguments), cwd=Path.cwd(), timeout=300)
             assert done.returncode == 0, done.stderr[-3000:]
         else:
             assert program == "fastenc", line
