@@ -86,10 +86,15 @@ inline Tensor rows_of(const char* op, const Tensor& x, const Tensor& indices) {
   return taken;
 }
 
+// A layer's table: `tables` has one for each layer, where an empty tensor stands for none, or no tensor.
+inline std::optional<Tensor> table_of(const std::vector<Tensor>& tables, int64_t layer) {
+  return tables.empty() || !tables[layer].numel() ? std::nullopt : std::optional<Tensor>(tables[layer]);
+}
+
 // Calls attend, an op of attention, and end, the op of a layer's rest, for each layer. Returns the state after each: the
 // next layer's residual, and after the last layer its normalised output.
 // output_tokens: the rows of which the last layer computes its rest, or none for all.
-// relative_biases, rotaries: one for each layer, where an empty tensor stands for none; or no tensor.
+// relative_biases, rotaries: as table_of takes them.
 template <class Attend, class End, class... Given>
 std::vector<Tensor> run_layers(
     const char* op, Attend attend, End end, Tensor x, Tensor residual, const Tensor& cu_seqlens, int64_t max_seqlen,
@@ -98,15 +103,13 @@ std::vector<Tensor> run_layers(
     const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers, const std::vector<double>& reals,
     Given... given) {
   FixedArguments fixed(op, tensors, integers, reals);
-  const auto of_layer = [&](const std::vector<Tensor>& tables, int64_t layer) {
+  for (const auto* tables : {&relative_biases, &rotaries})
     STD_TORCH_CHECK(
-        tables.empty() || static_cast<int64_t>(tables.size()) == layers, op, ": a table for each layer, or none");
-    return tables.empty() || !tables[layer].numel() ? std::nullopt : std::optional<Tensor>(tables[layer]);
-  };
+        tables->empty() || static_cast<int64_t>(tables->size()) == layers, op, ": a table for each layer, or none");
   std::vector<Tensor> states;
   for (int64_t layer = 0; layer < layers; ++layer) {
     Tensor attended = call_with_fixed(
-        attend, fixed, x, cu_seqlens, max_seqlen, of_layer(relative_biases, layer), of_layer(rotaries, layer),
+        attend, fixed, x, cu_seqlens, max_seqlen, table_of(relative_biases, layer), table_of(rotaries, layer),
         given...);
     if (output_tokens && layer + 1 == layers) {
       attended = rows_of(op, attended, *output_tokens);

@@ -21,19 +21,20 @@ using MultiplyPacked = void(
     const char* op, const float* x, int64_t rows, const Tensor& packed, const float* bias, int64_t depth,
     int64_t columns, float* y);
 
-inline const float* checked_floats(const char* op, const Tensor& x, std::initializer_list<int64_t> sizes) {
+inline const float* checked_floats(
+    const char* op, const char* name, const Tensor& x, std::initializer_list<int64_t> sizes) {
   bool fits = x.scalar_type() == ScalarType::Float && x.is_contiguous() && x.dim() == static_cast<int64_t>(sizes.size());
   int64_t dim = 0;
   for (const int64_t size : sizes) fits = fits && x.size(dim++) == size;
-  STD_TORCH_CHECK(fits, op, ": a tensor must be contiguous float32 of another shape");
+  STD_TORCH_CHECK(fits, op, ": ", name, " must be contiguous float32 of the shape that the other arguments give");
   return static_cast<const float*>(x.const_data_ptr());
 }
 
-// attention(task) for each target and head. cost: the multiplications of a task.
+// run(target, head) for each target and head. cost: the multiplications of one call.
 template <class Run>
 void for_each_target(int64_t targets, int64_t heads, int64_t cost, const Run& run) {
   torch::stable::parallel_for(0, targets * heads, grain(cost), [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) run(task / heads, task % heads);
+    for (int64_t i = begin; i < end; ++i) run(i / heads, i % heads);
   });
 }
 
@@ -51,12 +52,12 @@ std::tuple<Tensor, Tensor> attend_in_decoder(
   const char* op = step->op;
   const int64_t rows = step->targets, hidden = x.size(1), width = heads * head_dim, length = step->length;
   STD_TORCH_CHECK(heads > 0 && head_dim > 0 && head_dim % 16 == 0, op, ": head_dim must be a multiple of 16");
-  const float* x_rows = checked_floats(op, x, {rows, hidden});
-  const float* residual_rows = checked_floats(op, residual, {rows, hidden});
-  const float* source_rows = checked_floats(op, source, {step->source_tokens, 2 * width});
+  const float* x_rows = checked_floats(op, "x", x, {rows, hidden});
+  const float* residual_rows = checked_floats(op, "residual", residual, {rows, hidden});
+  const float* source_rows = checked_floats(op, "source", source, {step->source_tokens, 2 * width});
   STD_TORCH_CHECK(cache.dim() == 5 && length < cache.size(1), op, ": the cache has no room for a token");
   const int64_t room = cache.size(1);
-  checked_floats(op, cache, {2, room, rows, heads, head_dim});
+  checked_floats(op, "a cache", cache, {2, room, rows, heads, head_dim});
   STD_TORCH_CHECK(
       !relative_bias || (relative_bias->dim() == 2 && relative_bias->size(0) == heads && relative_bias->size(1) % 2),
       op, ": relative_bias must be (num_heads, 2 * R + 1)");
@@ -143,10 +144,9 @@ std::vector<Tensor> run_decoder_layers(
   residual = as_contiguous(residual);
   std::vector<Tensor> states;
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const bool biased = !relative_biases.empty() && relative_biases[layer].numel();
     auto [attended, before] = call_with_fixed(
         attend, fixed, &step, x, residual, caches[layer], sources[layer],
-        biased ? std::optional<Tensor>(relative_biases[layer]) : std::nullopt);
+        table_of(relative_biases, layer));
     auto [y, next] = call_with_fixed(end, fixed, attended, before, given...);
     residual = next.size(0) ? next : y;
     x = y;

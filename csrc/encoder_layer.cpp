@@ -4,7 +4,6 @@
 
 #include "all_layers.h"
 #include "decoder_layers.h"
-#include "gemm.h"
 #include "layer_arguments.h"
 #include "row_blocks.h"
 #include "scratch.h"
@@ -224,17 +223,8 @@ void multiply_packed(
     const char* op, const float* x, int64_t rows, const Tensor& packed, const float* bias, int64_t depth,
     int64_t columns, float* y) {
   STD_TORCH_CHECK(columns % 16 == 0 && depth % 16 == 0, op, ": widths must be multiples of 16");
-  Gemm m{};
-  m.a = x;
-  m.a_row = depth;
-  m.a_depth = 1;
-  m.packed_b = checked_packed(packed, depth, columns);
-  m.bias = bias;
-  m.c = y;
-  m.rows = rows;
-  m.columns = columns;
-  m.depth = depth;
-  parallel_gemm(m);
+  const LayerLinear linear{checked_packed(packed, depth, columns), {}, bias, depth, columns};
+  multiply_few_rows(x, false, depth, linear, false, rows, y);
 }
 
 std::vector<Tensor> decoder_layers(

@@ -81,6 +81,11 @@ FASTENC_FOR_EACH_ISA(
     // Activates rows [first, last) of x W_up + b_up in place. A gated layer's result is the first half of each row.
     void layer_activation(const LayerAfterAttention&, float* up, int64_t first, int64_t last);)
 
+// c = a W^T + bias of few rows; row r of a, floats or bfloat16, is at its element r * stride. The threads divide the
+// columns. pairs: as in LayerAttention; without, a is float.
+void multiply_few_rows(
+    const void* a, bool bf16, int64_t stride, const LayerLinear&, bool pairs, int64_t rows, float* c);
+
 // For few rows: the threads divide the columns of each product. The weights need not be packed. Inside a parallel region
 // one thread computes all of it.
 void layer_attention_few_rows(

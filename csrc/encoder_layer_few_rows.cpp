@@ -12,9 +12,31 @@ namespace {
 // The least numbers of heads and of rows in a task.
 constexpr int64_t kHeads = 2, kRows = 8;
 
-// c = a W^T + bias; row r of a, floats or bfloat16, is at its element r * stride. pairs: as in LayerAttention; without,
-// a is float.
-void multiply(
+// `count` elements of x from the first one on as floats: x's own, or those of a bfloat16 x widened into `buffer`.
+const float* floats_of(const void* x, bool bf16, int64_t first, int64_t count, float* buffer) {
+  if (!bf16) return static_cast<const float*>(x) + first;
+  FASTENC_CALL(widen, static_cast<const bfloat16*>(x) + first, buffer, count);
+  return buffer;
+}
+
+// Element `index` of x.
+template <class Void>
+Void* element(Void* x, bool bf16, int64_t index) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
+  return static_cast<Byte*>(x) + index * (bf16 ? sizeof(bfloat16) : sizeof(float));
+}
+
+void attend(const LayerAttention& layer, const Attention& a, const AttentionTask& task) {
+  float* scratch = thread_scratch(layer_head_scratch(layer, task.length_k));
+#if FASTENC_X86
+  if (layer.pairs) return avx512::attention_bf16(a, true, task, task.head + 1, scratch);
+#endif
+  FASTENC_CALL(attention_forward, a, false, task, scratch);
+}
+
+}  // namespace
+
+void multiply_few_rows(
     const void* a, bool bf16, int64_t stride, const LayerLinear& linear, bool pairs, int64_t rows, float* c) {
   if (linear.weight && pairs)
     return parallel_gemm(
@@ -45,30 +67,6 @@ void multiply(
   parallel_gemm(m);
 }
 
-// `count` elements of x from the first one on as floats: x's own, or those of a bfloat16 x widened into `buffer`.
-const float* floats_of(const void* x, bool bf16, int64_t first, int64_t count, float* buffer) {
-  if (!bf16) return static_cast<const float*>(x) + first;
-  FASTENC_CALL(widen, static_cast<const bfloat16*>(x) + first, buffer, count);
-  return buffer;
-}
-
-// Element `index` of x.
-template <class Void>
-Void* element(Void* x, bool bf16, int64_t index) {
-  using Byte = std::conditional_t<std::is_const_v<Void>, const char, char>;
-  return static_cast<Byte*>(x) + index * (bf16 ? sizeof(bfloat16) : sizeof(float));
-}
-
-void attend(const LayerAttention& layer, const Attention& a, const AttentionTask& task) {
-  float* scratch = thread_scratch(layer_head_scratch(layer, task.length_k));
-#if FASTENC_X86
-  if (layer.pairs) return avx512::attention_bf16(a, true, task, task.head + 1, scratch);
-#endif
-  FASTENC_CALL(attention_forward, a, false, task, scratch);
-}
-
-}  // namespace
-
 void layer_attention_few_rows(
     const LayerAttention& layer, const void* x, int64_t first_sequence, int64_t last_sequence, void* attended) {
   const int64_t columns = layer.qkv.columns, depth = layer.qkv.depth;
@@ -79,7 +77,7 @@ void layer_attention_few_rows(
   const bool narrow = layer.bf16 && layer.pairs;
   const void* x_rows = narrow ? element(x, true, first * depth)
                               : floats_of(x, layer.bf16, first * depth, rows * depth, widened);
-  multiply(x_rows, narrow, depth, layer.qkv, layer.pairs, rows, qkv);
+  multiply_few_rows(x_rows, narrow, depth, layer.qkv, layer.pairs, rows, qkv);
   set_packed(a, qkv);
   a.total_q = rows;
   a.out = element(attended, layer.pairs, first * a.num_heads * a.head_dim);
@@ -109,16 +107,16 @@ void layer_after_attention_few_rows(
     });
   };
   const int64_t width = layer.attention_out.depth;
-  multiply(
+  multiply_few_rows(
       element(attended, layer.pairs, first * width), layer.pairs, width, layer.attention_out, layer.pairs, rows, h);
   if (layer.attention_own_norm.weight) normalise(h, nullptr, nullptr, layer.attention_own_norm);
   const float* before = floats_of(residual, layer.bf16, start, count, widened);
   normalise(h, before, layer.pre_norm ? sums : nullptr, layer.attention_norm);
-  multiply(h, false, hidden, layer.up, layer.pairs, rows, up);
+  multiply_few_rows(h, false, hidden, layer.up, layer.pairs, rows, up);
   torch::stable::parallel_for(0, rows, grain(layer.up.columns), [&](int64_t begin, int64_t end) {
     FASTENC_CALL(layer_activation, layer, up, begin, end);
   });
-  multiply(up, false, layer.up.columns, layer.down, layer.pairs, rows, out);
+  multiply_few_rows(up, false, layer.up.columns, layer.down, layer.pairs, rows, out);
   if (layer.down_own_norm.weight) normalise(out, nullptr, nullptr, layer.down_own_norm);
   float* next = layer.bf16 ? widened : static_cast<float*>(next_residual) + start;
   normalise(out, layer.pre_norm ? sums : h, layer.pre_norm ? next : nullptr, layer.out_norm);

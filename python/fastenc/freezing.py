@@ -45,9 +45,8 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
     owners = _frozen_copies(model, "freeze")
     if getattr(model, "training", False):
         raise ValueError("freeze is for inference, got a model in training mode: call eval() first")
-    copies = [
-        frozen.copies_of(owner, dtype) for owner, frozen in owners
-    ]  # all of them, before any is kept
+    # All of them, before any is kept.
+    copies = [frozen.copies_of(owner, dtype) for owner, frozen in owners]
     for (_, frozen), of_owner in zip(owners, copies, strict=True):
         frozen.keep(of_owner)
     return model
@@ -64,7 +63,7 @@ def unfreeze(model: Model) -> Model:
 
 
 def _frozen_copies(model: nn.Module, caller: str) -> list[tuple[Any, FrozenCopies]]:
-    """(the owner of the weights, what keeps copies of them)."""
+    """Each owner of weights, and what keeps copies of these."""
     found = copies_in(model) if isinstance(model, nn.Module) else ()
     pairs = [(owner_of_weights(module), frozen) for module, frozen in found]
     if not pairs:

@@ -30,7 +30,7 @@ class FrozenCopies(nn.Module, Generic[Owner_contra, Copies]):
         self._replaces_weights = False
 
     def copies_of(self, owner: Owner_contra, dtype: str | None) -> Copies | None:
-        """The copies of the owner's weights, in 8 bits if ``dtype`` is "int8"; None: nothing is gained from any."""
+        """The copies of the owner's weights, in 8 bits if ``dtype`` is "int8". None: copies would not be faster."""
         raise NotImplementedError
 
     def replace_weights(self, owner: Owner_contra) -> None:
@@ -116,7 +116,7 @@ class FrozenCopies(nn.Module, Generic[Owner_contra, Copies]):
 
 
 def copies_in(model: nn.Module) -> list[tuple[nn.Module, FrozenCopies]]:
-    """(the module that has it, each :class:`FrozenCopies` of a model)."""
+    """Each :class:`FrozenCopies` of a model, after the module that has it."""
     return [
         (model.get_submodule(name.rpartition(".")[0]), module)
         for name, module in model.named_modules()

@@ -22,8 +22,8 @@ class HeadOwner(Protocol):
 class FrozenHead(FrozenCopies[HeadOwner, Tensor]):
     """The weight of one output layer in 8 bits, as :func:`fastenc.ops.int8_products.pack_int8` makes it.
 
-    Of a target that grows by one token a time, each token reads the whole weight. In 8 bits that is a quarter of the
-    bytes. A float32 weight would be no faster packed, and is not copied.
+    A search computes one token of a target at a time. Each token reads the whole weight, which in 8 bits has a quarter
+    of the bytes. A float32 weight would be no faster packed, and is not copied.
     """
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from fastenc.nn.layer_call import (
 from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState, rows_of
 from fastenc.nn.layer_spec import LayerSpec
-from fastenc.nn.layer_weights import LayerWeights, stack_biases
+from fastenc.nn.layer_weights import LayerWeights
 from fastenc.nn.ways import cpu_inference, cpu_weights, int8_inference
 from fastenc.nn.weight_block import join, split
 from fastenc.ops import dispatch
@@ -59,45 +59,10 @@ def with_fixed_arguments(prepared: Prepared, weights: LayerWeights, spec: LayerS
         fixed = cpu_weights.fixed_arguments(weights, prepared.packed, spec)
     else:
         return prepared
-    decoder = _decoder_arguments(weights, prepared, spec)
+    decoder = cpu_weights.decoder_arguments(weights, prepared.int8 or prepared.packed, spec)
     attention, after_attention = (tuple(map(_widened, part)) for part in fixed[:2])
     decoder = None if decoder is None else tuple(map(_widened, decoder))
     return prepared._replace(fixed=FixedArguments(attention, after_attention, decoder))
-
-
-def _decoder_arguments(w: LayerWeights, prepared: Prepared, spec: LayerSpec) -> tuple | None:
-    packed, a = prepared.int8 or prepared.packed, spec.attention
-    if (
-        packed is None
-        or packed.cross is None
-        or w.cross is None
-        or w.down_weight.dtype != torch.float32
-    ):
-        return None
-    # Its next token sees all tokens before it.
-    if (
-        a.window != (-1, 0)
-        or a.key_heads
-        or (spec.features | given_fields(w)) & (HEAD_NORMS | OWN_NORMS)
-    ):
-        return None
-    norm = spec.attention_norm
-    return (
-        packed.qkv,
-        stack_biases(w.qkv_biases, w.qkv_weights),
-        packed.attention_out,
-        w.attention_out_bias,
-        w.attention_norm_weight,
-        w.attention_norm_bias,
-        packed.cross.query,
-        w.cross.query_bias,
-        a.num_heads,
-        a.head_dim,
-        float(a.scale),
-        spec.pre_norm,
-        norm.norm_type == "rms",
-        float(norm.eps),
-    )
 
 
 def _widened(argument: object) -> object:

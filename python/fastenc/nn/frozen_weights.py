@@ -40,8 +40,19 @@ class WeightsOwner(Protocol):
 class FrozenWeights(FrozenCopies[WeightsOwner, FrozenLayers]):
     """The frozen layers of one encoder or decoder."""
 
+    @torch.no_grad()
     def copies_of(self, owner: WeightsOwner, dtype: str | None) -> FrozenLayers:
-        return _copies_of(owner, dtype)
+        """The copies of every layer's weights in one block of memory.
+
+        Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
+        """
+        check_dtype(dtype)
+        if dtype == INT8:
+            _check_int8(owner)
+        counter = ByteCounter()
+        for weights, spec in owner.layer_weights():
+            _packing(weights, spec, dtype)(without_values(weights), counter.count)
+        return FrozenLayers(frozen_layers(owner, dtype, WeightBlock(counter.size).store))
 
     @property
     def in_8_bits(self) -> bool:
@@ -52,7 +63,7 @@ class FrozenWeights(FrozenCopies[WeightsOwner, FrozenLayers]):
 
         Args: owner: an encoder or a decoder of ours, in evaluation mode on a CPU.
         """
-        quantised = _copies_of(owner, INT8)
+        quantised = self.copies_of(owner, INT8)
         for linear in _linear_modules(owner.layers):
             # Shape and dtype stay. It is no parameter any more: to() would fail for want of values.
             shape_alone = torch.empty_like(linear.weight, device="meta")
@@ -94,21 +105,6 @@ def _linear_modules(layers: Iterable[nn.Module]) -> Iterator[nn.Linear]:
             for name, module in () if part is None else part.named_children():
                 if isinstance(module, nn.Linear) and name != "global_qkv":
                     yield module
-
-
-@torch.no_grad()
-def _copies_of(owner: WeightsOwner, dtype: str | None) -> FrozenLayers:
-    """The copies of every layer's weights in one block of memory, in 8 bits if ``dtype`` is "int8".
-
-    Raises: ValueError for another dtype, and for "int8" if a layer cannot run in 8 bits.
-    """
-    check_dtype(dtype)
-    if dtype == INT8:
-        _check_int8(owner)
-    counter = ByteCounter()
-    for weights, spec in owner.layer_weights():
-        _packing(weights, spec, dtype)(without_values(weights), counter.count)
-    return FrozenLayers(frozen_layers(owner, dtype, WeightBlock(counter.size).store))
 
 
 @torch.no_grad()

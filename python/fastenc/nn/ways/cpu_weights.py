@@ -1,12 +1,17 @@
 """What the ops of CPU inference take of a layer: whether they can take its weights, and their arguments from it."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fastenc.nn.attend import project_positions
 from fastenc.nn.features import given_fields
 from fastenc.nn.layer_call import (
+    HEAD_NORMS,
+    OWN_NORMS,
     FixedArguments,
+    Int8Weights,
     PackedCross,
     PackedVectors,
     PackedWeights,
@@ -15,7 +20,7 @@ from fastenc.nn.layer_call import (
     unchanged,
 )
 from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
-from fastenc.nn.layer_weights import LayerWeights, stack_biases
+from fastenc.nn.layer_weights import CrossWeights, LayerWeights, stack_biases
 from fastenc.ops import activation, gemm, library
 from fastenc.ops.attention import WIDEST
 
@@ -73,20 +78,23 @@ def multiplies_pairs(weights: LayerWeights) -> bool:
 
 
 def pack(weights: LayerWeights, store: Store = unchanged) -> PackedWeights:
-    w, c, v, cross = weights, weights.cross, weights.layer_vectors, None
+    w, v = weights, weights.layer_vectors
     packed = lambda *several: store(gemm.pack_weight(*several))
-    if c is not None:
-        cross = PackedCross(
-            packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight)
-        )
     return PackedWeights(
         packed(*w.qkv_weights),
         packed(w.attention_out_weight),
         packed(*w.up_weights),
         packed(w.down_weight),
-        cross,
+        pack_cross(w.cross, packed),
         None if v is None else PackedVectors(packed(v.gate), packed(v.out)),
     )
+
+
+def pack_cross(c: CrossWeights | None, packed: Callable[..., Tensor]) -> PackedCross | None:
+    """The weights of the sublayer that attends to a source; ``packed`` packs several, stacked."""
+    if c is None:
+        return None
+    return PackedCross(packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight))
 
 
 def project(
@@ -147,6 +155,38 @@ def after_attention_arguments(
         norm.norm_type == "rms",
         float(norm.eps),
         float(spec.out_norm.eps),
+    )
+
+
+def decoder_arguments(
+    w: LayerWeights, packed: PackedWeights | Int8Weights | None, spec: LayerSpec
+) -> tuple | None:
+    """What :mod:`fastenc.ops.decoder_layers` takes of the layer up to its attention to a source.
+
+    None: the op does not take the layer.
+    """
+    a, norm = spec.attention, spec.attention_norm
+    if packed is None or packed.cross is None or w.cross is None:
+        return None
+    normalised = (spec.features | given_fields(w)) & (HEAD_NORMS | OWN_NORMS)
+    # The op's next token sees all tokens before it.
+    if w.down_weight.dtype != torch.float32 or a.window != (-1, 0) or a.key_heads or normalised:
+        return None
+    return (
+        packed.qkv,
+        stack_biases(w.qkv_biases, w.qkv_weights),
+        packed.attention_out,
+        w.attention_out_bias,
+        w.attention_norm_weight,
+        w.attention_norm_bias,
+        packed.cross.query,
+        w.cross.query_bias,
+        a.num_heads,
+        a.head_dim,
+        float(a.scale),
+        spec.pre_norm,
+        norm.norm_type == "rms",
+        float(norm.eps),
     )
 
 

@@ -40,11 +40,7 @@ def pack(weights: LayerWeights, spec: LayerSpec, store: Store = unchanged) -> In
     halves = [
         half for each in w.up_weights for half in each.split(spec.feed_forward.intermediate_size)
     ]
-    c, v, cross = w.cross, w.layer_vectors, None
-    if c is not None:
-        cross = PackedCross(
-            packed(c.query_weight), packed(*c.key_value_weights), packed(c.out_weight)
-        )
+    v = w.layer_vectors
     return Int8Weights(
         packed(*w.qkv_weights),
         packed(w.attention_out_weight),
@@ -52,7 +48,7 @@ def pack(weights: LayerWeights, spec: LayerSpec, store: Store = unchanged) -> In
         packed(halves[1]) if spec.feed_forward.gated else None,
         packed(w.down_weight),
         int8_products.attends_in_bfloat16(),
-        cross,
+        cpu_weights.pack_cross(w.cross, packed),
         None if v is None else PackedVectors(packed(v.gate), packed(v.out)),
     )
 
