@@ -20,6 +20,7 @@ from fastenc.tasks import WordSense
 from fastenc.tasks.word_sense import SensePrediction, accuracy_by_lemma, sense_metrics
 from fastenc.text.special_tokens import BERT_TOKENS
 from fastenc.train import TrainConfig, task_trainer
+from tests.helpers.commands import failure
 from tests.helpers.commands import run as run_command
 from tests.helpers.families import model
 
@@ -166,6 +167,14 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
     header, *cells = (tmp_path / "out.tsv").read_text().splitlines()
     assert header == "lemma\tsense\tscore"
     assert [cell.split("\t")[1] for cell in cells] == [line["sense"] for line in lines]
+
+
+def test_options_of_training_steps_are_refused(base, files, tmp_path, capsys):
+    command = ("finetune", base, files[0], "--task", "word-sense", "-o", tmp_path / "run")
+    for option, value in (("--epochs", 5), ("--learning-rate", 0.1)):
+        text = failure(capsys, *command, option, value)
+        assert f"{option} must be left out for word-sense, which is not trained by steps" in text
+    assert not (tmp_path / "run").exists()
 
 
 COLUMNS = """# d00 s1

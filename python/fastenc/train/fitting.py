@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sized
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from fastenc._base.files import write_atomically
@@ -13,11 +13,14 @@ from fastenc.train.config import TrainConfig
 from fastenc.train.model_card import Origin, write_card
 from fastenc.train.processes import process_state
 
+READ = ("output", "batch_size", "device", "seed")  # the fields of a configuration that count here
+
 
 class Fitting:
     """Takes the place of :class:`fastenc.train.Trainer` for a task that is not trained by steps.
 
     Only the main process computes the model.
+    Raises: ValueError for settings of steps, which have no effect.
     """
 
     best = None  # there are no steps, of which one could be the best
@@ -32,6 +35,12 @@ class Fitting:
         metric: str,
         origin: Origin | None = None,
     ):
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if field.name not in READ and value != field.default:
+                raise ValueError(
+                    f"{field.name} must be left out for {task.name}, which is not trained by steps, got {value}"
+                )
         self.task, self.model, self.config, self.metric = task, model, config, metric
         self.train_data, self.dev, self.origin = train, dev, origin
         self.output_dir = Path(config.output)
