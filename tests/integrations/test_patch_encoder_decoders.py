@@ -214,6 +214,25 @@ def test_other_heads(family, head):
 
 
 @FAMILIES
+def test_sources_with_padding_on_the_left(family):
+    own = whole(family, **NO_DROPOUT).train()
+    fused = fastenc.patch(copy.deepcopy(own))
+    batch, _ = both_batches(family)
+    order = batch["attention_mask"].sort(dim=1, stable=True).indices
+    for name in ("input_ids", "attention_mask"):
+        batch[name] = batch[name].gather(1, order)
+    assert not batch["attention_mask"][:, 0].all()
+    expected = own(**batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = fused(**batch)
+    close(output.loss, expected.loss)
+    expected.loss.backward()
+    output.loss.backward()
+    assert_same_gradients(fused, own)
+
+
+@FAMILIES
 @pytest.mark.parametrize("training", [False, True])
 def test_a_source_without_tokens(family, training):
     """Its targets attend to all of its padding in transformers' eager attention."""

@@ -136,13 +136,19 @@ def length_reason(live: LiveEncoder, length: int) -> str | None:
 
 
 def kept_padding_reason(
-    model: "PreTrainedModel", live: LiveEncoder, metadata: BatchMetadata | None
+    model: "PreTrainedModel",
+    live: LiveEncoder,
+    metadata: BatchMetadata | None,
+    reads_first: bool = True,
 ) -> str | None:
-    """Why padding must be computed like a token, because its state may be read or its position counts, or None."""
+    """Why padding must be computed like a token, because its state may be read or its position counts, or None.
+
+    Args: reads_first: whether a head may read the first position of a row, even if it is padding.
+    """
     if metadata is None:
         return None
-    takes_left_padding = live.architecture.takes_left_padding and not metadata.empty_rows
-    if metadata.leading_padding and not takes_left_padding:
+    takes_left_padding = live.architecture.takes_left_padding or not reads_first
+    if metadata.leading_padding and (metadata.empty_rows or not takes_left_padding):
         # Heads and poolers read the first position of a row. Heads that look for the last token do so in an empty row.
         return "a row starts with padding"
     padding_id = model.config.get_text_config().pad_token_id

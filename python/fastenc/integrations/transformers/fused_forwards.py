@@ -142,7 +142,8 @@ def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
         encoder = encoder_decoder.stacks_of(model)[0]
         live = readings[0][0]
         reason = base_model.arguments_reason(encoder, live, inner, sizes)
-        reason = reason or base_model.kept_padding_reason(encoder, live, sizes)
+        # The decoder reads the tokens of the source alone.
+        reason = reason or base_model.kept_padding_reason(encoder, live, sizes, reads_first=False)
     if reason is not None:
         warn_once(model, state, reason)
         return _with_own_loss(model, arguments, plain)
