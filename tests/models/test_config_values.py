@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastenc
-from fastenc.models import Encoder, SequenceClassifier
+from fastenc.models import Encoder, EncoderConfig, SequenceClassifier
 from fastenc.models.embedding.sentence_files import read_settings
 from tests.helpers.checkpoints import close, packed, save
 from tests.helpers.extension import needs_cpp
@@ -48,6 +48,23 @@ def test_a_wrong_value_is_named(family, key, value, message, tmp_path):
         SequenceClassifier.from_pretrained(folder) if key == "id2label" else (
             Encoder.from_pretrained(folder)
         )
+
+
+@pytest.mark.parametrize(
+    "family, given, message",
+    [
+        (
+            "modernbert",
+            {"pooler": False},
+            "type_vocab_size must be 0 .* 'modernbert', .* got 2: give",
+        ),
+        ("electra", {}, "pooler must be False .* 'electra', which has no pooler, got True: give"),
+    ],
+)
+def test_parts_that_a_family_lacks_are_refused(family, given, message):
+    """Its checkpoints have no name for them, so that the model could not be saved."""
+    with pytest.raises(ValueError, match=message):
+        Encoder(EncoderConfig(97, 32, 2, 2, 48, 40, family=family, **given))
 
 
 def test_classes_may_have_numbers_as_names(tmp_path):

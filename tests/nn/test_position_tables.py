@@ -24,7 +24,8 @@ def test_a_device_has_one_table_and_keeps_it():
 
 @pytest.mark.parametrize("family", ["mpnet", "modernbert"])
 def test_encoders_with_a_table_compile_as_one_graph(family):
-    encoder = Encoder(EncoderConfig(97, 32, 1, 2, 48, 40, family=family, type_vocab_size=0)).train()
+    parts = {"type_vocab_size": 0, "pooler": family == "mpnet"}
+    encoder = Encoder(EncoderConfig(97, 32, 1, 2, 48, 40, family=family, **parts)).train()
     compiled = compiled_once(encoder, backend="eager")
     for lengths in ((3, 4), (20, 2, 5)):
         batch = pack_sequences([range(5, 5 + length) for length in lengths])

@@ -63,7 +63,8 @@ class Encoder(LayerStack, PretrainedModel):
 
         x_0 = Embeddings(tokens),  x_i = Layer_i(x_{i-1})
 
-    ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint.
+    ``Encoder(config)`` has random weights; :meth:`from_pretrained` loads a checkpoint. It raises a ValueError for token
+    types or a pooler in a family that has none.
 
     The modules inside hold the weights, and fused ops read them: a module's own forward is not called. So hooks of
     these modules do not run, and a module in place of one has no effect but by its weights. ``hidden_states`` has the
@@ -88,6 +89,7 @@ class Encoder(LayerStack, PretrainedModel):
 
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
+        _check_parts(config)
         self.make_stack(config)
         width = config.hidden_size
         self.pooler = nn.Linear(width, width) if config.pooler else None
@@ -345,6 +347,21 @@ def encoder_under_head(config: EncoderConfig, reads_pooler: bool) -> Encoder:
     if has_unread and encoder.pooler is not None:
         encoder.pooler.requires_grad_(False)
     return encoder
+
+
+def _check_parts(config: EncoderConfig) -> None:
+    """Raise ValueError for tables or layers that no checkpoint of the family holds."""
+    names = config.architecture.names(config)
+    for field, module, without, parts in (
+        ("type_vocab_size", "embeddings.token_type", 0, "token types"),
+        ("pooler", "pooler", False, "pooler"),
+    ):
+        value = getattr(config, field)
+        if value and module not in names:
+            raise ValueError(
+                f"{field} must be {without} for the family {config.family!r}, which has no {parts}, got {value}: give "
+                f"{field}={without}"
+            )
 
 
 def _check_output_tokens(tokens: Tensor, total: int) -> None:

@@ -25,6 +25,7 @@ class AdaptationState(nn.Module):
         parts: name → LoRA's additions to modules outside the layers, by the names of :data:`ENCODER_PARTS`.
         tasks: names of the adaptations that the checkpoint has for its tasks.
         heads: name → values of the head's parameters for this adaptation; None: for the model without adaptation.
+        of_encoder_decoder: whether the encoder is part of an encoder-decoder, which keeps no adaptations.
         unmerged_weights: (weight, copy of its values before an adaptation was merged into it).
     """
 
@@ -37,6 +38,7 @@ class AdaptationState(nn.Module):
         self.parts = nn.ModuleDict()
         self.tasks: tuple[str, ...] = ()
         self.heads: dict[str | None, dict[str, Tensor]] = {}
+        self.of_encoder_decoder = False
         self.unmerged_weights: list[tuple[Tensor, Tensor]] = []
 
     def parts_in_use(self) -> dict[str, nn.Module]:

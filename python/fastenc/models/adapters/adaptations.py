@@ -44,9 +44,9 @@ def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str =
     Args:
         model: an encoder or a model with an encoder.
         name: the adaptation's name; a model can have several.
-    Raises: ValueError for an encoder-decoder, a name that exists or is not an identifier, a prefix that leaves no
-        position, a method that the architecture does not support, while an adaptation is merged, and for a model that
-        was loaded with ``dtype="int8"``.
+    Raises: ValueError for an encoder-decoder or its encoder, a name that exists or is not an identifier, a prefix that
+        leaves no position, a method that the architecture does not support, while an adaptation is merged, and for a
+        model that was loaded with ``dtype="int8"``.
     """
     check_new(model, adaptation, name)
     add_modules(model, adaptation, new_modules(encoder_of(model), adaptation), name)
@@ -54,12 +54,12 @@ def add_adaptation(model: "PretrainedModel", adaptation: Adaptation, name: str =
 
 def check_new(model: "PretrainedModel", adaptation: Adaptation, name: str) -> None:
     """Raise ValueError if :func:`add_adaptation` would."""
-    if hasattr(model, "decoder"):
+    encoder = encoder_of(model)
+    if encoder.adapted.of_encoder_decoder:
         raise ValueError(
-            f"an adaptation is added to an encoder, got a {type(model).__name__}, which has a decoder too: train "
+            "an adaptation is added to an encoder without a decoder, got an encoder-decoder or its encoder: train "
             "transformers' model with the PEFT library's LoRA after fastenc.patch, which keeps it fused"
         )
-    encoder = encoder_of(model)
     encoder.frozen.require_weights("an adaptation")
     if name in encoder.adapted.descriptions:
         raise ValueError(f"the model has an adaptation {name!r} already: give another name")

@@ -57,6 +57,7 @@ class Seq2Seq(PretrainedModel):
     def __init__(self, config: EncoderConfig):
         super().__init__(config)
         self.encoder = Encoder(config.replace(pooler=False))
+        self.encoder.adapted.of_encoder_decoder = True
         self.decoder = Decoder(config.decoder(), self.encoder.embeddings.word)
         tied = config.extra.get("tie_word_embeddings", True) is not False
         self.lm_head = None if tied else self._new_head()
