@@ -54,6 +54,13 @@ def killed_runs(tmp_path_factory):
     return folders
 
 
+def test_others_may_read_a_checkpoint_if_they_may_read_new_files(uninterrupted, tmp_path):
+    (tmp_path / "new").write_text("")
+    files = {path.name: path.stat().st_mode for path in uninterrupted[0].glob("checkpoint-*/*")}
+    assert {"optimizer.safetensors", "random.safetensors", "model.safetensors"} <= files.keys()
+    assert {*files.values()} == {(tmp_path / "new").stat().st_mode}
+
+
 @pytest.mark.parametrize("death", DEATHS, ids=lambda death: f"{death[1]}-{death[2]}")
 def test_killed_and_resumed_gives_the_same_weights(uninterrupted, killed_runs, death):
     """Bit for bit, with the same best checkpoint and with each step once in the log."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import flush
+from fastenc._base.files import flush, write_atomically
 from fastenc.models.checkpoint import CONFIG
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.train.optimizer_files import read_optimizer, write_optimizer
@@ -52,7 +52,7 @@ def save_checkpoint(
             assert model is not None
             model.save_pretrained(hidden)
             save_file = require("safetensors.torch", extra="train").save_file
-            save_file(random_states, hidden / RANDOM)
+            write_atomically(hidden / RANDOM, lambda path: save_file(random_states, path))
             text = json.dumps({**state, "step": step}, indent=1)
             (hidden / STATE).write_text(text, encoding="utf-8")
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc.train.parallel import rows_of
 
 STEM = "optimizer"  # of the file's name; also the name of the folder of shards
@@ -43,7 +44,7 @@ def write_optimizer(folder: Path, tensors: dict[str, Tensor], is_main_process: b
     elif is_main_process:
         save_file = require("safetensors.torch", extra="train").save_file
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, folder / f"{STEM}.safetensors")
+        write_atomically(folder / f"{STEM}.safetensors", lambda path: save_file(whole, path))
 
 
 def read_optimizer(
