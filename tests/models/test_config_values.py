@@ -27,6 +27,7 @@ WRONG = [
     ("bert", "hidden_dropout_prob", None, r"hidden_dropout_prob must be in \[0, 1\), got None"),
     ("bert", "vocab_size", 10**15, r"word_embeddings.weight has shape \(97, 32\)"),
     ("bert", "id2label", [1], "id2label must be an object with a name for each number"),
+    ("roberta", "pad_token_id", 900, "rows after the padding token's, .* got pad_token_id 900 and"),
     ("bert", "id2label", {"0": "a", "5": "b"}, r"number the labels from 0 .* got \[0, 5\]"),
     ("bert", "task_options", "x", "task_options must be an object"),
     ("albert", "num_hidden_layers", 10**9, "num_hidden_layers must be .* at most 1000"),

@@ -175,7 +175,14 @@ class Architecture:
             fields.setdefault(ours, value)
         if self.positions_after_padding:
             fields["position_offset"] = self.padding_row(fields["pad_token_id"]) + 1
+            rows = fields["max_positions"]
             fields["max_positions"] -= fields["position_offset"]
+            if fields["max_positions"] < 1:
+                raise ValueError(
+                    "config.json: the position table must have rows after the padding token's, where positions begin, "
+                    f"got pad_token_id {fields['pad_token_id']} and {rows} rows: correct pad_token_id or "
+                    f"{self.config_names['max_positions']}"
+                )
         if not self.has_token_types:
             fields["type_vocab_size"] = 0
         fields["pooler"] = self.has_pooler
