@@ -116,6 +116,7 @@ def test_neighbours_and_analogies_are_the_enumerated_ones(matrix, monkeypatch):
     query = unit[1] - unit[3] + unit[4]
     order = [i for i in np.argsort(-(unit @ query)) if i not in (1, 3, 4)]
     (answer,) = vectors.analogies([("man", "king", "woman")], 2)
+    assert vectors.analogies([]) == []
     assert [n.word for n in answer] == [WORDS[i] for i in order[:2]]
 
 

@@ -115,6 +115,8 @@ class StaticVectors:
         Returns: ``count`` :class:`Neighbour` for each question, best first.
         Source: Mikolov et al. 2013, arXiv:1301.3781; Levy and Goldberg 2014 (3CosAdd).
         """
+        if not questions:
+            return []
         a, b, c = (
             F.normalize(self[[question[i] for question in questions]], dim=1) for i in range(3)
         )
