@@ -52,7 +52,7 @@ def blocks(path, language):
 def made_small(arguments):
     """A command's arguments, followed by arguments that shorten its run."""
     command = arguments[0] if arguments[0] != "--nproc-per-node" else "pretrain"
-    if command == "finetune":
+    if command == "finetune" and "word-sense" not in arguments:
         return [*arguments, *STEPS, *BATCHES]
     if command != "pretrain":
         return arguments
