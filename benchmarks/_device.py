@@ -22,6 +22,7 @@ LIBRARIES = (
     "transformers",
     "liger-kernel",
     "cut-cross-entropy",
+    "ctranslate2",
     "onnxruntime",
     "openvino",
     "nncf",

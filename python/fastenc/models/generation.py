@@ -1,15 +1,15 @@
 """Greedy and beam search with the decoder's cache of keys and values."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc.models.decoder import Decoder
 from fastenc.models.encoder import Encoder
+from fastenc.models.next_tokens import TokenRules, next_tokens
 from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.packing import PackedBatch
@@ -28,25 +28,14 @@ class SearchOptions:
             tokens to this power.
         early_stopping: whether a search ends as soon as it has ``num_beams`` finished targets; else it ends when no
             partial target can become better than they are.
-        start: the decoder's first token.
-        ends: the tokens that end a target.
-        forced: place in the target → the token that is taken there.
-        min_new_tokens: the least tokens of a target; before them it does not end.
-        no_repeat_ngram_size: no sequence of so many tokens, the start token among them, occurs twice in a target; 0:
-            any may.
-        left_out: tokens that no target has.
+        rules: which tokens may follow a target.
     """
 
     max_new_tokens: int
     num_beams: int
     length_penalty: float
     early_stopping: bool
-    start: int
-    ends: tuple[int, ...]
-    forced: dict[int, int] = field(default_factory=dict)
-    min_new_tokens: int = 0
-    no_repeat_ngram_size: int = 0
-    left_out: tuple[int, ...] = ()
+    rules: TokenRules
 
 
 class EncoderDecoder(Protocol):
@@ -101,50 +90,19 @@ def _decoding(model: EncoderDecoder, batch: PackedBatch) -> Step:
     return step
 
 
-def _allowed(scores: Tensor, targets: Tensor, options: SearchOptions) -> Tensor:
-    """The scores (rows, vocabulary) of the next token; -inf for a token that must not follow, and 0 for a forced one.
-
-    Args: targets: (rows, tokens), the targets so far without the start token. ``scores`` may be overwritten.
-    """
-    place = targets.shape[1]
-    if place in options.forced:
-        scores = torch.full_like(scores, -torch.inf)
-        scores[:, options.forced[place]] = 0
-        return scores
-    if options.left_out:
-        scores[:, list(options.left_out)] = -torch.inf
-    if place < options.min_new_tokens:
-        scores[:, list(options.ends)] = -torch.inf
-    if options.no_repeat_ngram_size:
-        tokens = F.pad(targets, (1, 0), value=options.start)
-        rows, words = _repeating(tokens, options.no_repeat_ngram_size)
-        scores[rows, words] = -torch.inf
-    return scores
-
-
-def _repeating(tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Rows and tokens that would end a sequence of ``size`` tokens that the row already has. tokens: (rows, so far)."""
-    if tokens.shape[1] < size:
-        return tokens.new_empty(0), tokens.new_empty(0)
-    earlier = tokens.unfold(1, size, 1)
-    last = tokens[:, tokens.shape[1] - size + 1 :]
-    rows, places = (earlier[:, :, :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
-    return rows, earlier[rows, places, -1]
-
-
 def _greedy(step: Step, batch: PackedBatch, options: SearchOptions) -> list[list[int]]:
-    device = batch.input_ids.device
-    tokens = torch.full((batch.num_sequences,), options.start, device=device)
-    ends = torch.tensor(options.ends, dtype=torch.long, device=device)
+    device, rules = batch.input_ids.device, options.rules
+    tokens = torch.full((batch.num_sequences,), rules.start, device=device)
+    ends = torch.tensor(rules.ends, dtype=torch.long, device=device)
     finished = torch.zeros_like(tokens, dtype=torch.bool)
     targets = tokens.new_empty(batch.num_sequences, 0)
     for _ in range(options.max_new_tokens):
-        tokens = _allowed(step(None, tokens).float(), targets, options).argmax(-1)
+        tokens = next_tokens(step(None, tokens), targets, rules, 1)[1][:, 0]
         targets = torch.cat([targets, tokens[:, None]], 1)
         finished |= torch.isin(tokens, ends)
         if finished.all():
             break
-    return [_until_end(row, options.ends) for row in targets.tolist()]
+    return [_until_end(row, rules.ends) for row in targets.tolist()]
 
 
 def _until_end(row: list[int], ends: Sequence[int]) -> list[int]:
@@ -179,22 +137,24 @@ class _Finished:
 
 def _beams(step: Step, batch: PackedBatch, options: SearchOptions) -> list[list[int]]:
     device, sources, beams = batch.input_ids.device, batch.num_sequences, options.num_beams
+    rules = options.rules
     finished = [_Finished(options) for _ in range(sources)]
     # Each source begins with one target; the others would be its copies.
-    tokens = torch.full((sources,), options.start, device=device)
+    tokens = torch.full((sources,), rules.start, device=device)
     scores, chosen = torch.zeros(sources, 1, device=device), None
     targets = torch.empty(sources, 1, 0, dtype=torch.long, device=device)
-    ends = torch.tensor(options.ends, dtype=torch.long, device=device)
-    candidates = max(2, 1 + len(options.ends)) * beams
+    ends = torch.tensor(rules.ends, dtype=torch.long, device=device)
+    candidates = max(2, 1 + len(rules.ends)) * beams
     for place in range(options.max_new_tokens):
         width = scores.shape[1]
-        following = torch.log_softmax(step(chosen, tokens).float(), -1)
-        following = _allowed(following, targets.flatten(0, 1), options)
-        vocabulary = following.shape[-1]
-        total = following.view(sources, width, vocabulary) + scores[:, :, None]
-        # In float32 as they are, so that ties are broken as transformers breaks them.
-        best, flat = total.view(sources, -1).topk(min(candidates, width * vocabulary))
-        parents, words = flat // vocabulary, flat % vocabulary
+        # The best of a source are among the best of each of its targets.
+        following, tokens = next_tokens(
+            step(chosen, tokens), targets.flatten(0, 1), rules, candidates
+        )
+        count = following.shape[1]
+        total = (following.view(sources, width, count) + scores[:, :, None]).flatten(1)
+        best, flat = total.topk(min(candidates, total.shape[1]))
+        parents, words = flat // count, tokens.view(sources, -1).gather(1, flat)
         grown = targets.gather(1, parents[:, :, None].expand(-1, -1, place))
         grown = torch.cat([grown, words[:, :, None]], 2)
         ended = torch.isin(words, ends) | (place + 1 == options.max_new_tokens)

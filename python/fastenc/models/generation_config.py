@@ -17,6 +17,7 @@ from fastenc.models.architectures.values import (
     shown,
 )
 from fastenc.models.generation import SearchOptions
+from fastenc.models.next_tokens import TokenRules
 
 GENERATION_CONFIG = "generation_config.json"
 MAX_NEW_TOKENS = 128
@@ -111,11 +112,7 @@ def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...
     forced = {0: settings.get("forced_bos_token_id")}
     if settings.get("forced_eos_token_id") is not None:
         forced[most - 1] = settings["forced_eos_token_id"]
-    return SearchOptions(
-        max_new_tokens=most,
-        num_beams=settings.get("num_beams", 1),
-        length_penalty=settings.get("length_penalty", 1.0),
-        early_stopping=settings.get("early_stopping", False),
+    rules = TokenRules(
         start=start,
         ends=ends,
         forced={place: token for place, token in forced.items() if token is not None},
@@ -125,4 +122,11 @@ def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...
         left_out=tuple(
             token for (token,) in settings.get("bad_words_ids", ()) if token not in ends
         ),
+    )
+    return SearchOptions(
+        max_new_tokens=most,
+        num_beams=settings.get("num_beams", 1),
+        length_penalty=settings.get("length_penalty", 1.0),
+        early_stopping=settings.get("early_stopping", False),
+        rules=rules,
     )
