@@ -136,8 +136,9 @@ def samples(tmp_path_factory):
 def test_predict_and_evaluate(name, dtype, samples, tmp_path):
     options, train, test = TASKS[name]
     folder, inputs = tmp_path / "model", samples / test
+    steps = () if name == "word-sense" else ("--max-steps", 1)
     run(
-        *("finetune", samples / "base", samples / train, "-o", folder, "--max-steps", 1),
+        *("finetune", samples / "base", samples / train, "-o", folder, *steps),
         *("--task", NAMED.get(name, name), *options),
     )
     found = {}

@@ -24,7 +24,7 @@ ROOMS = {
         "nn": "_base ops packing",
         "testing": "ops",
         "data": "_base packing text",
-        "models": "_base models/adapters models/architectures models/embedding models/heads nn packing text",
+        "models": "_base models/adapters models/architectures models/embedding models/heads nn ops packing text",
         "models/architectures": "models nn ops",
         "models/adapters": "_base models nn text",
         "models/embedding": "_base models models/architectures nn ops packing text",
