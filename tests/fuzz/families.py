@@ -71,6 +71,8 @@ SWITCHES: dict[str, dict[str, Values]] = {
     "ernie": COMMON
     | {"use_task_id": BOTH, "task_type_vocab_size": (1, 16), "type_vocab_size": (2, 4)},
     "megatron-bert": COMMON,
+    "rembert": {name: values for name, values in COMMON.items() if name != "tie_word_embeddings"}
+    | {"input_embedding_size": (32, 16), "output_embedding_size": (16, 40)},
     "roformer": COMMON | {"embedding_size": (32, 16), "type_vocab_size": (2, 4)},
     "eurobert-grouped": GROUPED
     | {

@@ -182,6 +182,11 @@ BY_NAME = {
     "ernie": Family(
         "Ernie", SIZES | dict(use_task_id=True, task_type_vocab_size=3), token_types=True
     ),
+    "rembert": Family(
+        "RemBert",
+        SIZES | dict(input_embedding_size=16, output_embedding_size=24),
+        token_types=True,
+    ),
     "t5": Family("T5", T5_SIZES, **T5_ENTRY),
     "t5-gated": Family("T5", T5_SIZES | {"feed_forward_proj": "gated-gelu"}, **T5_ENTRY),
     "umt5": Family("UMT5", T5_SIZES, **T5_ENTRY),
@@ -328,7 +333,8 @@ ANSWERERS = tuple(name for name in FAMILIES if not BY_NAME[name].no_answers)
 OTHER_HEADS = {
     "ForMultipleChoice": (
         *("bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "distilbert", "electra", "mpnet"),
-        *("deberta-v2", "big_bird", "megatron-bert", "ernie", "albert", "modernbert"),
+        *("deberta-v2", "big_bird", "megatron-bert", "ernie", "rembert", "albert"),
+        *("modernbert",),
         *("roformer", *OTHER_NAMES),
     ),
     "ForPreTraining": (
@@ -337,7 +343,7 @@ OTHER_HEADS = {
     "ForNextSentencePrediction": ("bert", "megatron-bert", "ernie"),
     "ForCausalLM": (
         *("bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "electra", "big_bird"),
-        *("megatron-bert", "ernie", "roformer", "qwen3", "gemma3", *OTHER_NAMES),
+        *("megatron-bert", "ernie", "rembert", "roformer", "qwen3", "gemma3", *OTHER_NAMES),
     ),
     "ForTokenClassification": ("t5", "t5-gated", "umt5", "mt5"),
 }

@@ -62,7 +62,7 @@ class Example:
             output = model(**self.padded, labels=self.sequences)
             return output.logits, output.loss
         if self.task == "ForQuestionAnswering":
-            starts, ends = self.answers.T
+            starts, ends = self.answers.T.clone()  # transformers' RemBERT changes them
             output = model(**self.padded, start_positions=starts, end_positions=ends)
             return torch.stack([output.start_logits, output.end_logits], -1)[self.mask], output.loss
         output = model(**self.padded, labels=self.tokens)

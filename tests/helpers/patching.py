@@ -17,7 +17,7 @@ def labels_for(task, batch, taken=()):
         return {"labels": torch.randint(CHOICES, (rows // CHOICES,))}
     if task == "ForQuestionAnswering":
         return {"start_positions": torch.zeros(rows).long(), "end_positions": mask.sum(1) - 1}
-    high = 97 if task == "MaskedLM" else 2
+    high = 97 if task == "ForMaskedLM" else 2
     chosen = (torch.rand(rows, length) < 0.4) & mask.bool()
     labels = {name: torch.randint(2, (rows,)) for name in LABELS_OF_PAIRS if name in taken}
     return labels | {"labels": torch.where(chosen, torch.randint(high, (rows, length)), -100)}

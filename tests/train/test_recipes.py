@@ -246,7 +246,7 @@ def test_errors_are_one_line(text, tmp_path, capsys):
         ("generator-size = 0.5", "--generator-size is an option of the objective electra, got 0.5"),
         (
             "embedding-size = 16",
-            "--embedding-size is an option of ELECTRA, ALBERT and DeBERTa, got 16",
+            "--embedding-size is an option of ELECTRA, ALBERT, DeBERTa, RemBERT and RoFormer, got 16",
         ),
         ("global-batch-size = 24", "multiple of --batch-size * processes, got 24 and 16 * 1"),
         ("betas = [0.9, 1.0]", "--betas must be two numbers in [0, 1)"),

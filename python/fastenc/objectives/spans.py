@@ -180,16 +180,16 @@ class SpanBoundaryHead(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        width = config.hidden_size
+        width, decoder_width = config.hidden_size, config.architecture.decoder_width(config)
         self.positions = EmbeddingTable(MAX_POSITIONS, POSITION_SIZE)
         self.first = nn.Linear(2 * width + POSITION_SIZE, width)
         self.first_norm = LayerNorm(width, eps=config.eps)
-        self.second = nn.Linear(width, config.embedding_size)
-        self.second_norm = LayerNorm(config.embedding_size, eps=config.eps)
+        self.second = nn.Linear(width, decoder_width)
+        self.second_norm = LayerNorm(decoder_width, eps=config.eps)
         self.bias = nn.Parameter(self.first.bias.new_zeros(config.vocab_size))
 
     def transform(self, hidden: Tensor, spans: Tensor) -> Tensor:
-        """The vectors y: (predicted, embedding_size).
+        """The vectors y: (predicted, decoder_width).
 
         Args:
             hidden: (total_tokens, hidden_size).

@@ -72,7 +72,8 @@ class NewModel:
     )
     embedding_size: int | None = option(
         None,
-        "Width of the embeddings of a new ELECTRA, ALBERT or DeBERTa. Default: 128 for ALBERT, else --hidden.",
+        "Width of the embeddings of a new ELECTRA, ALBERT, DeBERTa, RemBERT or RoFormer. Default: 128 for ALBERT, 256 "
+        "for RemBERT, else --hidden.",
     )
     generator_size: float | None = option(
         None,
@@ -179,8 +180,8 @@ class NewModel:
         family = architecture_named(self.family or objective.family)
         if self.embedding_size is not None and "embedding_size" not in family.config_names:
             raise ValueError(
-                f"embedding_size is an option of ELECTRA, ALBERT and DeBERTa, got {self.embedding_size} for another "
-                "family: leave it out"
+                "embedding_size is an option of ELECTRA, ALBERT, DeBERTa, RemBERT and RoFormer, got "
+                f"{self.embedding_size} for another family: leave it out"
             )
         names = ("generator_size", "generator_layers", "embedding_sharing")
         options: dict[str, Any] = {

@@ -25,6 +25,7 @@ from fastenc.models.architectures.mpnet import MPNet
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.qwen3 import Qwen3
+from fastenc.models.architectures.rembert import RemBert
 from fastenc.models.architectures.roberta import (
     Camembert,
     Data2VecText,
@@ -56,6 +57,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         BigBird,
         MegatronBert,
         Ernie,
+        RemBert,
         T5,
         MT5,
         UMT5,

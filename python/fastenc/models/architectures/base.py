@@ -350,6 +350,10 @@ class Architecture:
         """A head with the values that the configuration sets."""
         return spec
 
+    def decoder_width(self, config: EncoderConfig) -> int:
+        """The width of the input of the masked-LM head's decoder."""
+        return config.embedding_size
+
     def decoder_bias(self, config: EncoderConfig) -> bool:
         """Whether the masked-LM head has a bias for each token of the vocabulary."""
         return True

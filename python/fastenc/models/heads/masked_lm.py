@@ -33,7 +33,7 @@ class LabelledRows(NamedTuple):
     """The result of :func:`fastenc.ops.labelled.select_labelled`, after the head's transform.
 
     Fields:
-        hidden: (rows, embedding_size), input of the decoder.
+        hidden: (rows, decoder_width), input of the decoder (:meth:`Architecture.decoder_width`).
         targets: int64 (rows,), labels; -100 in rows beyond the labelled ones.
         indices: int64 (rows,), indices of the rows among the packed tokens, or None if the rows are all tokens.
     """
@@ -53,12 +53,13 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        architecture, width = config.architecture, config.embedding_size
+        architecture = config.architecture
         if architecture.lm_head is None:
             raise ValueError(
                 f"the model's family must have a masked-LM head, got {config.family}: take a model of another family"
             )
         spec = architecture.head(config, architecture.lm_head)
+        width = architecture.decoder_width(config)
         self.inner = self.dense = self.norm = None
         if "inner" in spec.names:
             self.inner = nn.Linear(config.hidden_size, spec.inner_size, bias=False)
@@ -81,7 +82,7 @@ class MaskedLMHead(nn.Module):
         self.activation = spec.kernel_activation(config.activation)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """LN(act(hidden W + b)): (rows, hidden_size) → (rows, embedding_size)."""
+        """LN(act(hidden W + b)): (rows, hidden_size) → (rows, decoder_width)."""
         for layer in (self.inner, self.dense):
             if layer is not None:
                 hidden = activate_plain(linear(hidden, layer.weight), layer.bias, self.activation)
@@ -163,7 +164,7 @@ class MaskedLM(PretrainedModel):
     def encode(
         self, batch: PackedBatch, output_tokens: Tensor | None = None
     ) -> tuple[EncoderOutput, Tensor]:
-        """(the encoder's output, the decoder's weight E (vocabulary, embedding_size)).
+        """(the encoder's output, the decoder's weight E (vocabulary, decoder_width)).
 
         Args: output_tokens: as in the encoder's forward.
         """
