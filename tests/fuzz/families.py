@@ -88,6 +88,13 @@ SWITCHES: dict[str, dict[str, Values]] = {
         "position_embedding_type": ("rotary", "rotary", "absolute"),
         "rope_theta": (50.0, 1e4),
     },
+    "esmc": {
+        "hidden_act": ACTIVATIONS,
+        "num_hidden_layers": (1, 2, 5),
+        "attention_bias": BOTH,
+        "mlp_bias": BOTH,
+        "rope_parameters": ROPE,
+    },
     "qwen3": GROUPED
     | {
         "token_classification_bias": BOTH,

@@ -300,6 +300,14 @@ BY_NAME = {
         sees_distances=True,
         no_answers="transformers has no class for it",
     ),
+    "esmc": Family(
+        "Esmc",
+        SIZES | dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, mask_token_id=9),
+        linears=ROTARY_LINEARS,
+        no_prefix="rotary positions",
+        sees_distances=True,
+        no_answers="transformers has no class for it",
+    ),
     "ultrabert": Family(
         "Ultrabert",
         SIZES

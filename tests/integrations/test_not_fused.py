@@ -132,6 +132,9 @@ CALLS = {
     "texts of M2M100 and NLLB beyond `max_position_embeddings`": [
         (called("m2m_100", input_ids=long, attention_mask=None), OWN)
     ],
+    "`sequence_id` of ESM C, which marks the chains of a protein": [
+        (called("esmc", sequence_id=lambda batch: torch.zeros_like(batch["input_ids"])), OWN)
+    ],
     "`task_type_ids` of ERNIE": [
         (called("ernie", task_type_ids=lambda batch: batch["token_type_ids"]), OWN),
     ],

@@ -78,6 +78,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "
         "more terms than one pass adds",
         "linear layers after the pooling",
         *("albert", "deberta-v2", "modernbert", "gemma3", "embedding_gemma2", "t5-gated"),
+        "esmc",
     ],
 )
 def test_vectors_do_not_depend_on_batch_order_and_threads(name, dtype, tmp_path, monkeypatch):

@@ -324,6 +324,7 @@ SWITCHES = [
     ("big_bird", dict(use_bias=False, rescale_embeddings=True, hidden_act="gelu")),
     ("megatron-bert", dict(hidden_act="gelu_new", tie_word_embeddings=False)),
     ("ernie", dict(use_task_id=False, type_vocab_size=4, hidden_act="relu")),
+    ("rembert", dict(input_embedding_size=32, output_embedding_size=40, hidden_act="relu")),
     ("albert", dict(num_hidden_groups=1, hidden_act="gelu")),
     # The number of groups does not divide the number of layers.
     ("albert", dict(num_hidden_layers=5, inner_group_num=1, tie_word_embeddings=False)),
@@ -379,6 +380,10 @@ SWITCHES = [
         dict(token_dropout=False, emb_layer_norm_before=True, position_embedding_type="absolute"),
     ),
     ("esm", dict(emb_layer_norm_before=True, tie_word_embeddings=False, rope_theta=100.0)),
+    (
+        "esmc",
+        dict(num_hidden_layers=5, attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    ),
     ("gte", dict(type_vocab_size=2, hidden_act="silu")),
 ]
 

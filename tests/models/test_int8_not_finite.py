@@ -18,6 +18,7 @@ FAMILIES = (
     "nomic_bert",  # gated, rotary
     "modernbert",  # pre-norm, gated, rotary, windows
     "gemma3",  # RMS, norms of heads and of sublayers
+    "esmc",  # norms of all heads together
     "embedding_gemma2",  # layer vectors, norms of values
     "mpnet",  # relative bias
     "t5-gated",  # pre-norm, gated, relative bias

@@ -9,12 +9,13 @@ from torch import Tensor
 from fastenc.analysis.errors import TooFewData, UnknownAttention
 from fastenc.analysis.states import batches_of, inner_tokens
 from fastenc.models.encoder import Encoder
+from fastenc.nn.attend import normalise_queries_and_keys
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.features import features_of
 from fastenc.nn.layer_inputs import AttentionInputs
 from fastenc.nn.layer_spec import neighbours_to_halves
 from fastenc.nn.layer_weights import stack, stack_biases
-from fastenc.ops import head_statistics, rms_norm, rotary
+from fastenc.ops import head_statistics, rotary
 from fastenc.ops.gemm import linear
 from fastenc.ops.head_statistics import NAMES, HeadStatistics
 from fastenc.packing import PackedBatch
@@ -22,6 +23,7 @@ from fastenc.packing import PackedBatch
 # The features of attention that the statistics compute, or that change only the values, which they do not read.
 TAKES = frozenset(
     {"window", "key_heads", "head_norm_eps", "rotates_neighbours", "normalises_values"}
+    | {"normalises_heads_together"}
 )
 
 
@@ -74,8 +76,7 @@ def visit_heads(
             qk = neighbours_to_halves(qk)
         q, k = qk.split((heads, key_heads), 1)
         if spec.head_norm_eps is not None:
-            q = rms_norm(q, of_layer.query_norm_weight, eps=spec.head_norm_eps)
-            k = rms_norm(k, of_layer.key_norm_weight, eps=spec.head_norm_eps)
+            q, k = normalise_queries_and_keys(q, k, of_layer, spec)
         cu_seqlens, max_seqlen = inputs.cu_seqlens, inputs.max_seqlen
         if inputs.rotary is not None:
             q, k = (rotary(side, inputs.rotary, cu_seqlens, max_seqlen) for side in (q, k))

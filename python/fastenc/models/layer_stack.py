@@ -20,7 +20,7 @@ from fastenc.nn.frozen_weights import FrozenWeights, int8_reasons
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
 from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState
-from fastenc.nn.layer_spec import LayerSpec, NormSpec
+from fastenc.nn.layer_spec import AttentionSpec, LayerSpec, NormSpec
 from fastenc.nn.layer_weights import (
     OWN_NORMS,
     CrossWeights,
@@ -67,7 +67,9 @@ class EncoderLayer(nn.Module):
     ``qkv`` computes q, k and v; ``up`` computes both halves of a GLU.
     """
 
-    def __init__(self, config: EncoderConfig, spec: LayerSpec, biases: Biases):
+    def __init__(
+        self, config: EncoderConfig, spec: LayerSpec, biases: Biases, is_last: bool = False
+    ):
         super().__init__()
         width, attention, inner = config.hidden_size, spec.attention, spec.feed_forward
         heads_width = attention.num_heads * attention.head_dim
@@ -83,17 +85,10 @@ class EncoderLayer(nn.Module):
         self.attention_norm = make_norm(spec.attention_norm, width, biases.norm)
         self.up = nn.Linear(width, inner_rows, bias=biases.up)
         self.down = nn.Linear(inner.intermediate_size, width, bias=biases.down)
-        self.out_norm = make_norm(spec.out_norm, width, biases.norm)
-        # Norms that only some families have: of each head's queries and keys, and of the sublayers' outputs.
-        of_heads = (
-            None
-            if attention.head_norm_eps is None
-            else replace(spec.out_norm, norm_type="rms", eps=attention.head_norm_eps)
-        )
-        self.query_norm, self.key_norm = (
-            None if of_heads is None else make_norm(of_heads, attention.head_dim, False)
-            for _ in range(2)
-        )
+        out_norm_bias = biases.norm and (biases.last_norm or not is_last)
+        self.out_norm = make_norm(spec.out_norm, width, out_norm_bias)
+        # Norms that only some families have: of queries and keys, and of the sublayers' outputs.
+        self.query_norm, self.key_norm = _head_norms(attention, spec.out_norm)
         self.attention_own_norm, self.down_own_norm = (
             make_norm(norm, width, False) if spec.own_norms else None
             for norm in (spec.attention_norm, spec.out_norm)
@@ -176,6 +171,17 @@ class EncoderLayer(nn.Module):
         return run_layer(LayerCall(state, inputs, weights, spec, dropout, self.adapted(), prepared))
 
 
+def _head_norms(spec: AttentionSpec, like: NormSpec) -> tuple[nn.Module | None, nn.Module | None]:
+    """The norms of queries and of keys, with the factor of the norms ``like``; None without them."""
+    if spec.head_norm_eps is None:
+        return None, None
+    together = spec.normalises_heads_together
+    norm = replace(like, norm_type="layer" if together else "rms", eps=spec.head_norm_eps)
+    query_heads, key_heads, _ = spec.heads if together else (1, 1, 1)
+    make = lambda heads: make_norm(norm, heads * spec.head_dim, False)
+    return make(query_heads), make(key_heads)
+
+
 class LayerStack(nn.Module):
     """Embeddings and layers: what encoders and decoders have in common."""
 
@@ -210,9 +216,10 @@ class LayerStack(nn.Module):
         self.first_norm = (
             make_norm(norm, width, biases.norm) if architecture.first_norm(config) else None
         )
+        modules = architecture.layer_modules(config)
         self.layers = nn.ModuleList(
-            EncoderLayer(config, self.stack.of_module(i), biases)
-            for i in range(architecture.layer_modules(config))
+            EncoderLayer(config, self.stack.of_module(i), biases, is_last=i == modules - 1)
+            for i in range(modules)
         )
         tables = architecture.relative_biases(config)
         buckets = 0 if self.stack.relative_bias is None else self.stack.relative_bias.num_buckets

@@ -21,6 +21,7 @@ from fastenc.ops import (
     block_sparse_attention,
     cross_attention,
     disentangled_attention,
+    layer_norm,
     rms_norm,
 )
 from fastenc.ops.gemm import linear, linear_in_one_order
@@ -102,18 +103,30 @@ def attend(
 
 
 def normalise_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec) -> Tensor:
-    """The result of ``spec.split_qkv`` with an RMSNorm of each query and each key, and of each value if described."""
-    assert spec.head_norm_eps is not None
+    """The result of ``spec.split_qkv`` with the norms of queries and keys, and of values if described."""
+    eps = spec.head_norm_eps
+    assert eps is not None
     if spec.normalises_values:
-        return _normalise_all_heads(qkv, w, spec, spec.head_norm_eps)
+        return _normalise_values_too(qkv, w, spec, eps)
     q, k, v = spec.parts(qkv)
-    q = rms_norm(q, w.query_norm_weight, eps=spec.head_norm_eps)
-    k = rms_norm(k, w.key_norm_weight, eps=spec.head_norm_eps)
-    return torch.cat([q, k, v], 1).view(qkv.shape)
+    return torch.cat([*normalise_queries_and_keys(q, k, w, spec), v], 1).view(qkv.shape)
 
 
-def _normalise_all_heads(qkv: Tensor, w: LayerWeights, spec: AttentionSpec, eps: float) -> Tensor:
-    """The same, of values too: one norm of all heads, times the weights of queries and keys."""
+def normalise_queries_and_keys(
+    q: Tensor, k: Tensor, w: LayerWeights, spec: AttentionSpec
+) -> tuple[Tensor, Tensor]:
+    """The norms of queries and keys, each (total_tokens, heads, head_dim)."""
+    eps = spec.head_norm_eps
+    assert eps is not None
+    if spec.normalises_heads_together:
+        norm = lambda x, weight: layer_norm(x.flatten(1), weight, eps=eps).view(x.shape)
+    else:
+        norm = lambda x, weight: rms_norm(x, weight, eps=eps)
+    return norm(q, w.query_norm_weight), norm(k, w.key_norm_weight)
+
+
+def _normalise_values_too(qkv: Tensor, w: LayerWeights, spec: AttentionSpec, eps: float) -> Tensor:
+    """RMSNorm of every head in one pass, times the weights of queries and keys."""
     assert w.query_norm_weight is not None and w.key_norm_weight is not None
     weights = (w.query_norm_weight, w.key_norm_weight, torch.ones_like(w.key_norm_weight))
     factors = torch.cat([f.expand(n, -1) for f, n in zip(weights, spec.heads, strict=True)])

@@ -19,7 +19,7 @@ from fastenc.nn.layer_call import (
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
-    HEAD_NORMS,
+    JOINT_HEAD_NORMS,
     KEY_BIAS,
     LAYER_VECTORS,
     OUTPUT_TOKENS,
@@ -44,7 +44,7 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
-    | HEAD_NORMS
+    | JOINT_HEAD_NORMS
     | VALUE_NORMS
     | OWN_NORMS
     | LAYER_VECTORS
@@ -61,7 +61,7 @@ TAKES = frozenset(
 BATCH_INVARIANT = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads", "rotates_neighbours"}
-    | HEAD_NORMS
+    | JOINT_HEAD_NORMS
     | VALUE_NORMS
     | OWN_NORMS
     | LAYER_VECTORS

@@ -23,8 +23,9 @@ DISENTANGLED = frozenset(
 # The features of global tokens (fastenc.nn.global_attention). Without any in the batch, a layer has a window.
 GLOBAL_ATTENTION = frozenset({"global_attention", "global_qkv"})
 GLOBAL_TOKENS = frozenset({"global_tokens"})
-# The features of RMSNorm of queries and keys, and of norms of the sublayers' outputs.
+# The features of norms of queries and keys, and of norms of the sublayers' outputs.
 HEAD_NORMS = frozenset({"head_norm_eps", "query_norm_weight", "key_norm_weight"})
+JOINT_HEAD_NORMS = HEAD_NORMS | {"normalises_heads_together"}
 OWN_NORMS = frozenset({"own_norms", "attention_own_norm_weight", "down_own_norm_weight"})
 # The features of a third sublayer, which vectors of the layer gate, and of RMSNorm of values.
 LAYER_VECTORS = frozenset({"layer_vector_size", "layer_vectors"})

@@ -51,6 +51,7 @@ class AttentionSpec:
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
         head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
+        normalises_heads_together: instead of it, a LayerNorm of all heads of a token's queries, and one of its keys.
         normalises_values: each head's values have that norm too, without a weight.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
@@ -68,6 +69,7 @@ class AttentionSpec:
     head_norm_eps: float | None = None
     rotates_neighbours: bool = False
     normalises_values: bool = False
+    normalises_heads_together: bool = False
 
     @property
     def sorts_qkv(self) -> bool:

@@ -41,7 +41,7 @@ class LayerVectorWeights(NamedTuple):
     scale: Tensor
 
 
-# RMSNorms of queries and keys, and norms of the two sublayers' outputs, which only some families have.
+# Norms of queries and keys, and norms of the two sublayers' outputs, which only some families have.
 OWN_NORMS = ("query_norm", "key_norm", "attention_own_norm", "down_own_norm")
 OwnNormFactors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
@@ -51,8 +51,8 @@ class LayerWeights(NamedTuple):
 
     The weights of q, k and v are one stacked tensor or several, and so are the two halves of a gated ``up``. The norms
     are those that end the two sublayers. The position weights project relative positions; without any of them, those of
-    q and k do. ``query_norm_weight`` and ``key_norm_weight`` are (head_dim,); the own norms are those of the sublayers'
-    outputs.
+    q and k do. ``query_norm_weight`` and ``key_norm_weight`` are (head_dim,), or (num_heads * head_dim,) for a norm of
+    all heads together. The own norms are those of the sublayers' outputs.
     """
 
     qkv_weights: tuple[Tensor, ...]

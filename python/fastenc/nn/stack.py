@@ -48,6 +48,7 @@ class StackSpec:
         max_positions: the number of tokens of the longest text that the checkpoint was made for.
         relative_positions: the rows of a table of relative positions, or None without it.
         convolution: the convolution after layer 0, or None.
+        residual_factor: what the layers' residual sums are multiplied by, compared with the model's states.
     Raises: ValueError if layers of one module have several descriptions: a frozen module has one.
     """
 
@@ -58,6 +59,7 @@ class StackSpec:
     max_positions: int
     relative_positions: RelativePositionSpec | None = None
     convolution: ConvolutionSpec | None = None
+    residual_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for number, index in enumerate(self.module_of_layer):
@@ -66,6 +68,10 @@ class StackSpec:
                     f"layers of one module must have one description, got another one for layer {number} of module "
                     f"{index}: give it a module of its own"
                 )
+
+    def state_of(self, residual: Tensor) -> Tensor:
+        """The model's state, of a residual sum of the layers."""
+        return residual if self.residual_factor == 1.0 else residual / self.residual_factor
 
     @property
     def has_bounded_angles(self) -> bool:
@@ -171,12 +177,12 @@ def run_stack(
     output_tokens: Tensor | None = None,
     key_bias: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """The states x_0 = x, ..., x_L of the stack, each (total_tokens, hidden_size).
+    """The states x_0, ..., x_L of the stack, each (total_tokens, hidden_size).
 
         x_i = Layer_i(x_{i-1})
 
     Args:
-        x: (total_tokens, hidden_size), the embeddings' output.
+        x: (total_tokens, hidden_size), the embeddings' output: x_0, times the stack's ``residual_factor``.
         visit_input: called before each layer.
         source: what a decoder's layers attend to.
         caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
@@ -187,7 +193,7 @@ def run_stack(
         key_bias: float32 (total_tokens,), for a stack that ``takes_key_bias``, or None.
     """
     state = start(x, modules.first_norm, spec.layers[0].out_norm)
-    yield state.residual
+    yield spec.state_of(state.residual)
     sequences = (cu_seqlens, max_seqlen)
     inputs = attention_inputs(
         *(x, *sequences, spec, modules, source, caches, padded_length, global_tokens),
@@ -206,7 +212,7 @@ def run_stack(
     if caches and visit_input is None:
         given = (state, inputs, spec.module_of_layer, modules.layers, dropouts, modules.frozen)
         if (states := decode_tokens(*given)) is not None:
-            yield from states[:-1]
+            yield from map(spec.state_of, states[:-1])
             yield F.dropout(states[-1], modules.final_dropout_p)
             return
     frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
@@ -218,7 +224,7 @@ def run_stack(
     ):
         of_layers = [inputs(number) for number in range(last + 1)]
         *earlier, y = frozen.layers(spec.module_of_layer, state, of_layers)
-        yield from earlier
+        yield from map(spec.state_of, earlier)
         yield F.dropout(y, modules.final_dropout_p)
         return
     for number, (index, layer_spec) in enumerate(
@@ -249,7 +255,10 @@ def run_stack(
             )
             state = LayerState(added, added)
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
-        yield state.residual if number < last else F.dropout(state.x, modules.final_dropout_p)
+        if number < last:
+            yield spec.state_of(state.residual)
+        else:
+            yield F.dropout(state.x, modules.final_dropout_p)
 
 
 def attention_inputs(

@@ -12,6 +12,7 @@ from fastenc.models.architectures.electra import Electra
 from fastenc.models.architectures.embedding_gemma2 import EmbeddingGemma2
 from fastenc.models.architectures.ernie import Ernie
 from fastenc.models.architectures.esm import Esm
+from fastenc.models.architectures.esmc import Esmc
 from fastenc.models.architectures.eurobert import EuroBert
 from fastenc.models.architectures.gemma3 import Gemma3
 from fastenc.models.architectures.gte import Gte
@@ -76,6 +77,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         Gemma3,
         EmbeddingGemma2,
         Esm,
+        Esmc,
         UltraBert,
     )
 }

@@ -223,6 +223,7 @@ class Architecture:
             config.max_positions,
             self.relative_positions(config),
             self.convolution(config),
+            self.residual_factor(config),
         )
 
     def layer(self, config: EncoderConfig, number: int) -> LayerSpec:
@@ -271,6 +272,10 @@ class Architecture:
     def convolution(self, config: EncoderConfig) -> ConvolutionSpec | None:
         """The convolution after layer 0, or None."""
         return None
+
+    def residual_factor(self, config: EncoderConfig) -> float:
+        """What the layers' residual sums are multiplied by, compared with the model's states (:class:`StackSpec`)."""
+        return 1.0
 
     def first_norm(self, config: EncoderConfig) -> bool:
         """Whether the stack of layers begins with a norm."""

@@ -8,7 +8,8 @@ from fastenc.ops.activation import ACTIVATIONS
 
 @dataclass(frozen=True)
 class Biases:
-    """Which linear layers and norms of an encoder have a bias; norm: those of the layers.
+    """Which linear layers and norms of an encoder have a bias; norm: those of the layers; last_norm: the one after the
+    last layer, which only pre-norm layers have.
 
     Without ``key``, the biases of q and v are parameters of their own (``query_bias``, ``value_bias``), and the
     positions' own projection to keys has none either.
@@ -20,6 +21,7 @@ class Biases:
     down: bool = True
     norm: bool = True
     embedding_norm: bool = True
+    last_norm: bool = True
     key: bool = True
 
 

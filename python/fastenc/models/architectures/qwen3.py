@@ -17,7 +17,7 @@ from fastenc.models.architectures.modernbert import (
     check_layer_types,
 )
 from fastenc.models.architectures.modules import HeadSpec
-from fastenc.models.architectures.names import Names
+from fastenc.models.architectures.names import Names, query_key_norms
 from fastenc.models.architectures.values import (
     AT_LEAST_0,
     COUNT,
@@ -106,9 +106,4 @@ class Qwen3(EuroBert):
         return FULL if number < config.extra.get("max_window_layers", 28) else SLIDING
 
     def names(self, config) -> Names:
-        norms = {
-            f"layers.{i}.{side}_norm": f"layers.{i}.self_attn.{letter}_norm"
-            for i in range(config.num_layers)
-            for side, letter in (("query", "q"), ("key", "k"))
-        }
-        return super().names(config) | norms
+        return super().names(config) | query_key_norms(config.num_layers)

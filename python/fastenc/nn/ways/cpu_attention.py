@@ -38,6 +38,7 @@ def attends_separately(inputs: AttentionInputs, a: AttentionSpec, rounds_otherwi
         bool(a.position_terms)
         or a.sorts_qkv
         or a.normalises_values
+        or a.normalises_heads_together
         or inputs.cache is not None
         or inputs.key_bias is not None
         or inputs.global_tokens is not None

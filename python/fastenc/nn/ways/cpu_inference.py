@@ -13,7 +13,7 @@ from fastenc.nn.layer_call import (
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
-    HEAD_NORMS,
+    JOINT_HEAD_NORMS,
     KEY_BIAS,
     LAYER_VECTORS,
     OUTPUT_TOKENS,
@@ -58,7 +58,7 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
-    | HEAD_NORMS
+    | JOINT_HEAD_NORMS
     | VALUE_NORMS
     | OWN_NORMS
     | LAYER_VECTORS

@@ -73,7 +73,7 @@ class FusedAttention(torch.autograd.Function):
         tensors, ctx.numbers = _arguments(x, inputs, relative_bias, positions, spec, dropout)
         q, k, v = spec.parts(qkv)
         if spec.head_norm_eps is not None:
-            (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+            (q, _), (k, _) = _normalised_heads((q, k), head_norms, spec)
         forward = getattr(torch.ops.fastenc, f"{ctx.op}_fwd")
         attended, lse = forward(q, k, v, *tensors, *ctx.numbers)
         if of_globals is not None:
@@ -197,7 +197,7 @@ def _attention_backward(ctx, dattended, attended, lse, qkv, tensors, head_norms)
     q, k, v = spec.parts(qkv)
     if spec.head_norm_eps is not None:
         # Computed again, so that the forward need not keep them.
-        (q, of_q), (k, of_k) = _normalised_heads((q, k), head_norms, spec.head_norm_eps)
+        (q, of_q), (k, of_k) = _normalised_heads((q, k), head_norms, spec)
     backward = getattr(torch.ops.fastenc, f"{ctx.op}_bwd")
     arguments = (attended, lse, q, k, v, *tensors, *ctx.numbers)
     if ctx.op == "attention":
@@ -225,25 +225,25 @@ def _attention_backward(ctx, dattended, attended, lse, qkv, tensors, head_norms)
     return spec.join_qkv(dqkv), dqkv_bias, of_kind
 
 
-def _normalised_heads(heads, weights, eps: float):
-    """For queries and keys (total_tokens, heads, head_dim): their RMSNorm, and (input, mean, rstd, weight)."""
-    results = []
-    for x, weight in zip(heads, weights, strict=True):
-        x = x.contiguous()
+def _normalised_heads(heads, weights, spec: AttentionSpec):
+    """For queries and keys (total_tokens, heads, head_dim): their norm, and (input, mean, rstd, weight, is_rms)."""
+    together, results = spec.normalises_heads_together, []
+    for each, weight in zip(heads, weights, strict=True):
+        x = (each.flatten(1) if together else each).contiguous()
         y, _, mean, rstd = torch.ops.fastenc.layer_norm_fwd(
-            x, None, None, weight, None, None, 0.0, eps, True, True
+            x, None, None, weight, None, None, 0.0, spec.head_norm_eps, not together, True
         )
-        results.append((y, (x, mean, rstd, weight)))
+        results.append((y.view(each.shape), (x, mean, rstd, weight, not together)))
     return results
 
 
 def _head_norms_backward(dheads, saved, needs) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of the two weights; the gradients of queries and keys are changed in place to those before it."""
     dweights = []
-    for dy, of_norm, needed in zip(dheads, saved, needs, strict=True):
+    for dy, (x, *of_norm, is_rms), needed in zip(dheads, saved, needs, strict=True):
         dx, _, dweight, _, _ = torch.ops.fastenc.layer_norm_bwd(
-            dy.contiguous(), None, *of_norm, None, 0.0, True, needed, False
+            dy.contiguous().view(x.shape), None, x, *of_norm, None, 0.0, is_rms, needed, False
         )
-        dy.copy_(dx)
+        dy.copy_(dx.view(dy.shape))
         dweights.append(dweight if needed else None)
     return dweights[0], dweights[1]

@@ -17,7 +17,7 @@ from fastenc.nn.layer_call import (
     DISENTANGLED,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
-    HEAD_NORMS,
+    JOINT_HEAD_NORMS,
     KEY_BIAS,
     OUTPUT_TOKENS,
     OWN_NORMS,
@@ -43,7 +43,7 @@ TAKES = frozenset(
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
-    | HEAD_NORMS
+    | JOINT_HEAD_NORMS
     | OWN_NORMS
     | BLOCK_SPARSE
     | KEY_BIAS
