@@ -77,8 +77,13 @@ BASE = {
             vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=1, eos_token_id=2, mask_token_id=3
         ),
     ),
-    # Six layers of larger encoders: of jina-embeddings-v3, ESM-2 (150M), Qwen3-0.6B, EmbeddingGemma-300m
-    # and EmbeddingGemma 2.
+    # Six layers of larger encoders: of RemBERT, jina-embeddings-v3, ESM-2 (150M), ESM C (300M), Qwen3-0.6B,
+    # EmbeddingGemma-300m and EmbeddingGemma 2.
+    "rembert": (
+        "RemBertModel",
+        "RemBertConfig",
+        dict(vocab_size=VOCABULARY, num_hidden_layers=6),
+    ),
     "jina-embeddings-v3": (
         "JinaEmbeddingsV3Model",
         "JinaEmbeddingsV3Config",
@@ -98,6 +103,17 @@ BASE = {
             token_dropout=True,
             emb_layer_norm_before=False,
             position_embedding_type="rotary",
+        ),
+    ),
+    "esmc": (
+        "EsmcModel",
+        "EsmcConfig",
+        dict(
+            vocab_size=VOCABULARY,
+            hidden_size=960,
+            num_hidden_layers=6,
+            num_attention_heads=15,
+            intermediate_size=2560,
         ),
     ),
     "qwen3": (

@@ -51,8 +51,8 @@ SECTIONS: dict[str, Callable[[dict], str]] = {
         "On a CPU in float32 where nothing else is said, on a GPU in bfloat16; results in bfloat16 and int8 may be 5 % "
         "from float32's, T5's gradients 10 %. Inference of batches of 32 texts, on a GPU 128 or 16, in the corpus's "
         "order, on a CPU of five texts for 10 to 2,048 tokens, and a training step of one batch without dropout. Of "
-        "jina-embeddings-v3, ESM-2 (150M), Qwen3-0.6B and EmbeddingGemma six layers. Hugging Face runs sdpa, or eager "
-        "for MPNet and DeBERTa, which have no sdpa.",
+        "RemBERT, jina-embeddings-v3, ESM-2 (150M), ESM C (300M), Qwen3-0.6B and EmbeddingGemma six layers. Hugging "
+        "Face runs sdpa, or eager for MPNet, DeBERTa and RemBERT, which have no sdpa.",
     ),
     "peak_memory": peak_memory,
     "masked_cross_entropy": masked_cross_entropy,

@@ -53,6 +53,8 @@ FAMILIES = {
     "deberta-v3": "DeBERTa-v3",
     "jina-embeddings-v3": "jina-embeddings-v3, six layers",
     "esm2": "ESM-2 (150M), six layers",
+    "esmc": "ESM C (300M), six layers",
+    "rembert": "RemBERT, six layers",
     "qwen3": "bidirectional Qwen3-0.6B, six layers",
     "gemma3": "EmbeddingGemma, six layers",
     "embedding_gemma2": "EmbeddingGemma 2, six layers",
