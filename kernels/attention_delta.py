@@ -37,7 +37,7 @@ def _maxima_and_sums(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of tile_scores' results over keys from start to stop: (maxima, sums of exponentials above them).
+    """(maxima of tile_scores' results over keys from start to stop, sums of the exponentials of score minus maximum).
 
     Keys by queries, as in the backward: a product that is rounded differently there is off by a factor of the
     probability.

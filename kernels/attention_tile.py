@@ -152,7 +152,7 @@ def score_unit(scale, biases, WINDOW: tl.constexpr):
 
 @triton.jit
 def probabilities(s, base, log_sum, unit):
-    """Of tile_scores' results or products, and what the records have of their queries, which broadcasts."""
+    """Probabilities from tile_scores' results or products s, and the base and log_sum of each query's record."""
     return tl.math.exp2((s - base) * unit - log_sum)
 
 

@@ -57,7 +57,7 @@ TAKES = frozenset(
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
-# Of these, what a GPU computes with the same bits for a text in every batch.
+# The features of TAKES that a GPU computes with the same bits for a text in every batch.
 BATCH_INVARIANT = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads", "rotates_neighbours"}

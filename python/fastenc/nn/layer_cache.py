@@ -44,7 +44,7 @@ class LayerCache:
         return keys, values
 
     def with_room(self, tokens: int) -> Tensor:
-        """The memory, which has room for so many more tokens of each sequence."""
+        """The memory, with room for ``tokens`` more tokens of each sequence. It is made larger if it has less."""
         memory, length = self._memory, self.length
         assert memory is not None  # the first tokens were added with append()
         if memory.shape[1] < length + tokens:

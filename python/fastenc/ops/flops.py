@@ -95,7 +95,7 @@ def _block_sparse_attention(products: int) -> Formula:
 
 
 def _global_window_attention(products: int) -> Formula:
-    """Of the local queries. A global key counts as one more for each query, also where it is in the query's window."""
+    """FLOPs of the local queries. A global key counts once more for each query, also if it is in the query's window."""
 
     def flops(a: dict[str, Any]) -> float:
         longest = a["max_seqlen"], min(a["max_seqlen"], a["global_tokens"].shape[0])
