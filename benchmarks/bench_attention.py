@@ -66,9 +66,8 @@ class Case(NamedTuple):
     heads: int = HEADS
     head_dim: int = HEAD_DIM
     dropout_p: float = 0.0
-    key_heads: int = (
-        0  # of keys and values, which are then separate tensors; 0: as many as of queries
-    )
+    # Heads of keys and values, which are then separate tensors; 0: as many as of queries.
+    key_heads: int = 0
 
     @property
     def name(self) -> str:

@@ -37,10 +37,8 @@ def work(
 def measure(
     name: str, lengths: list[int], window: int, heads: int, dim: int, dtype: torch.dtype
 ) -> dict[str, dict]:
-    batch, length = (
-        len(lengths),
-        lengths[0],
-    )  # of equal lengths, so that the peer has nothing to pad
+    # The lengths are equal, so that the peer has nothing to pad.
+    batch, length = len(lengths), lengths[0]
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     first = cu_seqlens[:-1].long()
     new = lambda *shape: torch.randn(*shape, heads, dim, device=DEVICE).to(dtype).requires_grad_()

@@ -84,7 +84,7 @@ def launches_of(run: Callable) -> list[tuple[str, Callable]]:
 
 
 def median_time(run: Callable, seconds: float) -> float:
-    """Of batches of ten calls; in microseconds a call."""
+    """The median time of a call in microseconds. Each measurement is a batch of ten calls."""
     end, times = time.perf_counter() + seconds, []
     while not times or time.perf_counter() < end:
         start = time.perf_counter()

@@ -119,9 +119,8 @@ def write_store(
     text = json.dumps({**settings, **counts, "shards": shards}, indent=1)
     manifest = folder / MANIFEST
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
-        shutil.rmtree(
-            folder / "packed", ignore_errors=True
-        )  # its extents are those of the old shards
+        # Its extents are those of the old shards.
+        shutil.rmtree(folder / "packed", ignore_errors=True)
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return TokenStore(folder)
 

@@ -27,9 +27,8 @@ def visible_pairs(length: int, window: tuple[int, int]) -> int:
     pairs = length
     for side in window:
         reach = length - 1 if side < 0 else min(side, length - 1)
-        pairs += (
-            reach * length - reach * (reach + 1) // 2
-        )  # less for tokens near the sequence's end
+        # Tokens near the sequence's end see fewer.
+        pairs += reach * length - reach * (reach + 1) // 2
     return pairs
 
 
