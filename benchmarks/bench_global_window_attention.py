@@ -108,10 +108,8 @@ def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Pr
 
 
 def visited_problem(size: problems.Size, lengths: list[int]) -> problems.Problem:
-    least, first = (
-        work(lengths, 64, size.heads, 64, problems.DTYPE),
-        problems.offsets_of(lengths)[:-1],
-    )
+    least = work(lengths, 64, size.heads, 64, problems.DTYPE)
+    first = problems.offsets_of(lengths)[:-1]
     chosen = {"global_tokens": first.long(), "global_q": problems.new(len(lengths), size.heads, 64)}
     return problems.problem("global_window_attention", size.of(lengths), *least, **chosen)
 

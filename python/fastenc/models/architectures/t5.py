@@ -74,10 +74,8 @@ class T5(Architecture):
 
     def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
-        buckets, distance = (
-            values.get("relative_attention_num_buckets", 32),
-            values.get("relative_attention_max_distance", 128),
-        )
+        buckets = values.get("relative_attention_num_buckets", 32)
+        distance = values.get("relative_attention_max_distance", 128)
         if distance <= buckets // 4:
             raise ValueError(
                 "config.json: relative_attention_max_distance must be more than a quarter of "
