@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fastenc._base.files import open_locked, write_atomically
+from fastenc._base.files import write_atomically
+from fastenc._base.locks import open_locked
 from fastenc.models import PretrainedModel
 from fastenc.models.checkpoint import dtype_name
 
