@@ -105,9 +105,8 @@ def write_store(
     _begin(folder, settings, tokenizer)
     bar = progress_bar(chain([first], all_texts), "preparing", "shard", show_progress)
     shards = list(_write_shards(folder, bar, tokenizer, processes))
-    if not any(
-        entry["tokens"] for entry in shards
-    ):  # for example, if all characters are control characters
+    # No shard has a token if, for example, all characters are control characters.
+    if not any(entry["tokens"] for entry in shards):
         shutil.rmtree(folder)
         raise ValueError(NO_TEXT)
     for path in folder.glob("shard-*"):

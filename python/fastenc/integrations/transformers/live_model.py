@@ -356,10 +356,8 @@ class Snapshot:
                     for buffers, key, buffer, contents in self._buffers
                 )
             )
-        except (
-            RuntimeError,
-            ValueError,
-        ):  # an attribute is a tensor, whose comparison has no truth value
+        except (RuntimeError, ValueError):
+            # An attribute is a tensor, whose comparison has no truth value.
             return False
 
 
