@@ -147,7 +147,7 @@ def _attention_delta_kernel(
 
 
 def config(head_dim: int, precision: str, biased: bool) -> dict:
-    """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
+    """Launch parameters of the kernel of delta: its branch for large scores must not take the registers of the rest.
 
     precision, biased: as for the others.
     """

@@ -15,8 +15,8 @@ class LayerCache:
     All sequences of a batch have the same number of tokens. A sequence of the source may have several targets, which
     follow each other in the batch (the beams of a search).
 
-    A token's keys are written behind those of the token before it, and nothing that is there is copied: the memory is
-    (2, room, sequences, num_heads, head_dim), and the room doubles when it is full.
+    The memory is (2, room, sequences, num_heads, head_dim). A token's keys and values are written behind those of the
+    token before it, so earlier ones are copied only when the room is full and doubles.
 
     Attributes:
         length: the number of tokens of each sequence so far.

@@ -148,8 +148,8 @@ class T5(Architecture):
         return False
 
     def initial_stds(self, config, name: str) -> tuple[float, ...]:
-        """One over the root of a matrix product's inputs, and of a head's width more for queries, whose scores are not
-        scaled; 1 for the words. ``initializer_factor`` multiplies all. Source: transformers, as Mesh TensorFlow."""
+        """inputs^-0.5 for a matrix; (inputs * head_dim)^-0.5 for queries, because T5 does not scale scores; 1 for the
+        word embeddings. ``initializer_factor`` multiplies all. Source: transformers, as Mesh TensorFlow."""
         width, inner = config.hidden_size, config.num_heads * config.head_dim
         usual, query = width**-0.5, (width * config.head_dim) ** -0.5
         stds = {
