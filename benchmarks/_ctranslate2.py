@@ -57,7 +57,7 @@ class CTranslate2:
         return [[int(name) for name in names] for names in self.connection.recv()]
 
     def log_probabilities(self, sources: list[list[int]], targets: list[list[int]]) -> list[float]:
-        """Of each token of the targets."""
+        """The log-probability of each token of the targets."""
         self.connection.send(((self.named(sources), self.named(targets)), {}))
         return [
             score

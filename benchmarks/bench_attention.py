@@ -66,9 +66,8 @@ class Case(NamedTuple):
     heads: int = HEADS
     head_dim: int = HEAD_DIM
     dropout_p: float = 0.0
-    key_heads: int = (
-        0  # of keys and values, which are then separate tensors; 0: as many as of queries
-    )
+    # Heads of keys and values, which are then separate tensors; 0: as many as of queries.
+    key_heads: int = 0
 
     @property
     def name(self) -> str:
@@ -336,11 +335,9 @@ class Batch:
 
     def flex(self, module, prepare: Callable[[Callable], Callable] = compiled) -> Provider:
         """The packed batch as one sequence, in which only tokens of the same text see each other."""
-        parameters, window, added = (
-            self.variant.parameters,
-            self.variant.window,
-            self.variant.score,
-        )
+        parameters = self.variant.parameters
+        window = self.variant.window
+        added = self.variant.score
         lengths, key_lengths = self.case.lengths, self.case.key_lengths or self.case.lengths
         text = lambda sizes: torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         text_q, text_k = text(lengths).to(DEVICE), text(key_lengths).to(DEVICE)

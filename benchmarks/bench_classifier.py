@@ -48,11 +48,9 @@ def main() -> None:
         ours = lambda dtype=torch.float32: SequenceClassifier.from_pretrained(
             folder, dtype=dtype
         ).eval()
-        plain, patched, patched_frozen = (
-            hugging_face(),
-            patch(hugging_face()),
-            freeze(patch(hugging_face())),
-        )
+        plain = hugging_face()
+        patched = patch(hugging_face())
+        patched_frozen = freeze(patch(hugging_face()))
         own, frozen, frozen_bf16 = ours(), freeze(ours()), freeze(ours(torch.bfloat16))
 
     def run(forward: Callable, inputs: list) -> Callable[[], torch.Tensor]:

@@ -85,10 +85,8 @@ def main() -> None:
     patched = patch(hugging_face(folder))
     ours = Encoder.from_pretrained(folder).eval()
     # Weights packed once in advance instead of in every call.
-    frozen, patched_frozen = (
-        freeze(Encoder.from_pretrained(folder)),
-        freeze(patch(hugging_face(folder))),
-    )
+    frozen = freeze(Encoder.from_pretrained(folder))
+    patched_frozen = freeze(patch(hugging_face(folder)))
     products = Products(ours)
     ours_bf16 = Encoder.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with tempfile.TemporaryDirectory() as scratch:

@@ -37,10 +37,8 @@ def work(
 def measure(
     name: str, lengths: list[int], window: int, heads: int, dim: int, dtype: torch.dtype
 ) -> dict[str, dict]:
-    batch, length = (
-        len(lengths),
-        lengths[0],
-    )  # of equal lengths, so that the peer has nothing to pad
+    # The lengths are equal, so that the peer has nothing to pad.
+    batch, length = len(lengths), lengths[0]
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     first = cu_seqlens[:-1].long()
     new = lambda *shape: torch.randn(*shape, heads, dim, device=DEVICE).to(dtype).requires_grad_()
@@ -110,10 +108,8 @@ def visited(size: problems.Size) -> Iterator[tuple[str, Callable[[], problems.Pr
 
 
 def visited_problem(size: problems.Size, lengths: list[int]) -> problems.Problem:
-    least, first = (
-        work(lengths, 64, size.heads, 64, problems.DTYPE),
-        problems.offsets_of(lengths)[:-1],
-    )
+    least = work(lengths, 64, size.heads, 64, problems.DTYPE)
+    first = problems.offsets_of(lengths)[:-1]
     chosen = {"global_tokens": first.long(), "global_q": problems.new(len(lengths), size.heads, 64)}
     return problems.problem("global_window_attention", size.of(lengths), *least, **chosen)
 

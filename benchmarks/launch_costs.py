@@ -31,7 +31,7 @@ LONGEST = (128, 512)  # short sequences have kernels of their own
 
 
 def calls(tokens: int) -> Iterator[tuple[str, Callable]]:
-    """(operator, a call of it) for so many tokens in one sequence: those that each op makes, forward and backward."""
+    """(operator, a call of it), for all that each op calls on a sequence of ``tokens`` tokens, forward and backward."""
     with triton_kernels_on_cpu():
         for longest in (n for n in LONGEST if n >= tokens):
             size = SIZE._replace(lengths=(tokens,), max_seqlen=longest)
@@ -84,7 +84,7 @@ def launches_of(run: Callable) -> list[tuple[str, Callable]]:
 
 
 def median_time(run: Callable, seconds: float) -> float:
-    """Of batches of ten calls; in microseconds a call."""
+    """The median time of a call in microseconds. Each measurement is a batch of ten calls."""
     end, times = time.perf_counter() + seconds, []
     while not times or time.perf_counter() < end:
         start = time.perf_counter()

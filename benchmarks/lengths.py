@@ -40,11 +40,9 @@ def texts(folder: Path) -> dict[str, list]:
     read = lambda path: gzip.decompress((folder / path).read_bytes()).decode().splitlines()
     table = lambda path: [line.split("\t") for line in read(path)]
     sst2, snli = table("sst2/train.tsv.gz"), table("snli_cad/original_train.tsv.gz")
-    sentence, first, second = (
-        sst2[0].index("sentence"),
-        snli[0].index("sentence1"),
-        snli[0].index("sentence2"),
-    )
+    sentence = sst2[0].index("sentence")
+    first = snli[0].index("sentence1")
+    second = snli[0].index("sentence2")
     words = "\n".join(read("wnut17/train.conll.gz")).split("\n\n")
     paragraphs = (line for line in read("wikipedia_en/train.txt.gz") if len(line.split()) > 5)
     return {

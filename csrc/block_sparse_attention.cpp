@@ -8,7 +8,7 @@ namespace fastenc {
 
 namespace {
 
-// Of a block's rows and of a row of scores, for the widest vectors and panels.
+// Upper bounds for all instruction sets: the rows of a block in whole panels, and the floats of a row of scores.
 int64_t widest_panels(int64_t block_size) { return (block_size + 63) / 64 * 64; }
 int64_t widest_scores(int64_t block_size, int64_t entries) { return entries * ((block_size + 15) / 16 * 16) + 16; }
 

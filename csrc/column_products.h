@@ -7,8 +7,8 @@
 
 namespace fastenc {
 
-// Rows of a tile of the product: of floats so many that packing a panel of W costs little; of pairs those that stay in
-// the second-level cache, a multiple of 16.
+// Rows of a tile of the product. kProductRows, for floats, is large enough that packing a panel of W costs little.
+// kProductPairRows, for pairs, is small enough that the rows stay in the second-level cache; it is a multiple of 16.
 constexpr int64_t kProductRows = 512, kProductPairRows = 128;
 
 // The products of a block of rows of x with a block of W's columns, one after the other.

@@ -83,7 +83,7 @@ void gemm_pairs(const GemmFewRows&, int64_t left, int64_t right);
 // The threads divide the columns.
 void parallel_gemm(const Gemm&);
 void parallel_gemm(const GemmFewRows&);
-// Of many rows, they divide the rows.
+// The threads divide the rows, or the columns if there are few rows.
 void parallel_gemm(const GemmTiles&);
 
 }  // namespace fastenc

@@ -213,7 +213,7 @@ void after_attention_rows(
   end_layer(l, y, l.pre_norm ? sums : h, next_residual, 0, rows);
 }
 
-// Of few rows, the threads share out each product's columns.
+// The same for few rows: the threads divide the columns of each product.
 void after_attention_few_rows(
     const AfterAttention& l, const float* attended, const float* residual, float* y, float* next_residual,
     int64_t rows) {

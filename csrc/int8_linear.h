@@ -27,7 +27,7 @@ struct Int8Groups {
     while (units % count || units / count * kInt8Unit > kInt8LargestGroup) ++count;
     size = units / count * kInt8Unit;
   }
-  // Of `columns` of them, from the begin of a group on.
+  // The groups of `columns` columns that begin where a group begins.
   Int8Groups part(int64_t columns) const {
     Int8Groups groups = *this;
     groups.depth = columns;
@@ -46,7 +46,7 @@ struct Int8Rows {
   float* ranges;
   Int8Groups groups;
 
-  // Bytes of scratch for so many rows.
+  // Bytes of scratch for this number of rows.
   static int64_t bytes(int64_t rows, const Int8Groups& groups) {
     return (rows + 15) / 16 * 16 * (stride_of(groups) + 8 * groups.count);
   }

@@ -17,8 +17,9 @@ inline int64_t packed_floats(int64_t columns, int64_t depth) {
 
 // A weight of bfloat16 packed in pairs, where has_bf16_panels(): groups of kTileColumns columns. A group is a matrix
 // (tile_pairs(depth), kTileColumns) of pairs of terms; the last group and the depth are filled up with 0. A pair is as
-// large as a float. AVX512-BF16 and AMX read the same layout. 32 columns are those of a block of AMX's tiles, whose
-// product then reads a group from end to end; of wider groups it would read lines of a part of the cache's sets only.
+// large as a float. AVX512-BF16 and AMX read the same layout. A block of AMX's tiles has 32 columns, as a group has, so
+// its product reads a group from end to end. In wider groups it would read only a part of each row, and so use only a
+// part of the cache's sets.
 constexpr int64_t kTileColumns = 32;
 inline int64_t tile_pairs(int64_t depth) { return (depth + 31) / 32 * 16; }
 inline int64_t tile_weight_floats(int64_t columns, int64_t depth) {

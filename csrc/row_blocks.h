@@ -4,7 +4,7 @@
 
 namespace fastenc {
 
-// Of at most 96 rows each; as many for each thread, so that none waits for another's last one.
+// The number of blocks of at most 96 rows. Each thread gets equally many, so that none waits for another's last block.
 inline int64_t number_of_row_blocks(int64_t rows) {
   constexpr int64_t kRows = 96;
   const int64_t threads = torch::stable::get_num_threads();

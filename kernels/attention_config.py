@@ -93,7 +93,7 @@ def _tile_and_warps(kernel: str, head_dim: int, precision: str, biased: bool) ->
 
 
 def _of_wide_heads(kernel: str) -> dict:
-    """Of more than 128 columns, in 2-byte types: eight warps hold 32 rows of 256 floats twice, as dk and dv."""
+    """For heads of more than 128 columns, in 2-byte types: eight warps hold dk and dv, 32 rows of 256 floats each."""
     if kernel == "backward_kv":
         return _launch(16, 32, 8)
     return _launch(64 if kernel == "forward" else 32, 32, 8)

@@ -37,7 +37,7 @@ def _maxima_and_sums(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Of tile_scores' results over keys from start to stop: (maxima, sums of exponentials above them).
+    """(maxima of tile_scores' results over keys from start to stop, sums of the exponentials of score minus maximum).
 
     Keys by queries, as in the backward: a product that is rounded differently there is off by a factor of the
     probability.
@@ -147,7 +147,7 @@ def _attention_delta_kernel(
 
 
 def config(head_dim: int, precision: str, biased: bool) -> dict:
-    """Launch parameters of the kernel of delta: its branch for large scores shall not take the registers of the rest.
+    """Launch parameters of the kernel of delta: its branch for large scores must not take the registers of the rest.
 
     precision, biased: as for the others.
     """

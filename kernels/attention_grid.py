@@ -34,7 +34,7 @@ def program(blocks_ptr, blocks, H: tl.constexpr, BLOCK: tl.constexpr):
 def visible_blocks(
     row, length, before, after, BLOCK: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr
 ):
-    """Of `length` rows, the (first, end) that `SIZE` rows from `row` on can see; first a multiple of BLOCK."""
+    """(first, end) of those of `length` rows that `SIZE` rows from `row` on can see; first is a multiple of BLOCK."""
     if WINDOW:
         first = tl.maximum(0, row - before) // BLOCK * BLOCK
         return first, tl.minimum(length, row + SIZE + after)

@@ -152,13 +152,13 @@ def score_unit(scale, biases, WINDOW: tl.constexpr):
 
 @triton.jit
 def probabilities(s, base, log_sum, unit):
-    """Of tile_scores' results or products, and what the records have of their queries, which broadcasts."""
+    """Probabilities from tile_scores' results or products s, and the base and log_sum of each query's record."""
     return tl.math.exp2((s - base) * unit - log_sum)
 
 
 @triton.jit
 def with_keys(maxima, sums, s, unit):
-    """(maxima, sums of exponentials above them) of queries, with those of a tile, keys by queries, added."""
+    """The maxima and sums of exponentials of queries, updated by a tile of keys by queries."""
     higher = tl.maximum(maxima, tl.max(s, 0))
     base = tl.where(higher == float("-inf"), 0.0, higher)  # of a query that saw no key yet
     sums *= tl.math.exp2((maxima - base) * unit)
@@ -167,7 +167,7 @@ def with_keys(maxima, sums, s, unit):
 
 @triton.jit
 def with_columns(maxima, sums, s, unit):
-    """As with_keys, of a tile of queries by keys. Each query sees a key of the first tile."""
+    """As with_keys, for a tile of queries by keys. Each query must see a key of the first tile."""
     higher = tl.maximum(maxima, tl.max(s, 1))
     sums *= tl.math.exp2((maxima - higher) * unit)
     return higher, sums + tl.sum(tl.math.exp2((s - higher[:, None]) * unit), 1)

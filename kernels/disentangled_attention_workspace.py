@@ -14,7 +14,7 @@ import triton.language as tl
 from fastenc.kernels.disentangled_attention_tile import VARYING
 from torch import Tensor
 
-# Of the kernels that take as many heads as the workspace holds.
+# The arguments that change from batch to batch, for the kernels that take as many heads as the workspace holds.
 VARYING_HEADS = [*VARYING, "first_head", "stride_pairs", "stride_distances", "width"]
 # Elements. Strides of the workspace are given in this unit, so that the compiler knows that rows are aligned.
 UNIT = tl.constexpr(16)

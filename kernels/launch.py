@@ -114,10 +114,9 @@ def tunable(
     Args:
         op: the name of the kernel's entries; no two rules share one.
         bucketed: arguments of the rule that are lengths. An entry's key has them rounded up to a power of two.
-        candidates: changes of several launch parameters at once that the tuner tries before it goes from the best of
-            them, one parameter at a time, or changes of a parameter that not every launch of the op has; other changes
-            of one parameter belong into ``grid``.
-        grid: launch parameter → values to try.
+        candidates: launches that the tuner tries first, each given by what it changes in the rule's: several parameters
+            at once, or a parameter that not every launch of the op has.
+        grid: launch parameter → values to try. From the best candidate on, the tuner changes one parameter at a time.
     Returns: a decorator of the rule.
     """
 

@@ -28,7 +28,7 @@ def chunks(width: int, itemsize: int) -> tuple[int, int]:
 
 @tunable(
     "layer_norm",
-    # Of the backward.
+    # For the backward only.
     candidates=(
         *(
             {"STAGES": stages, "PROGRAMS": programs}
@@ -50,7 +50,8 @@ def config(width: int, itemsize: int, backward: bool) -> dict:
     Narrow rows: each warp has one or more whole rows. Wide rows: all warps share a row.
 
     The backward has STAGES, the turns of its loop whose rows are in shared memory at a time (1: none), and PROGRAMS,
-    for each multiprocessor: as many as its registers hold. Of the widest rows they hold one; the second one waits.
+    for each multiprocessor: as many as its registers hold. With the widest rows they hold one program, and the
+    second one waits.
     """
     chunk, count = chunks(width, itemsize)
     if chunk * itemsize <= LANES_BYTES:

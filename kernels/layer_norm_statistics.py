@@ -36,7 +36,7 @@ def row_statistics(
     if not RMS:
         error = tl.sum(deviations, 1)[:, None] * (1.0 / WIDTH)
         mean += error
-        # Of a variance that has overflowed the error may too.
+        # Where the variance has overflowed, the square of the error may have, too.
         corrected = tl.maximum(variance - error * error, 0.0)
         variance = tl.where(variance < float("inf"), corrected, variance)
     return mean, tl.div_rn(1.0, tl.sqrt_rn(variance + eps))  # rstd's error would be the whole row's

@@ -52,9 +52,8 @@ class _Signature(NamedTuple):
     compiled: dict
 
 
-_signatures: dict[
-    int, _Signature
-] = {}  # by the kernel's id, because hash(kernel) would hash its source
+# By the kernel's id, because hash(kernel) would hash its source.
+_signatures: dict[int, _Signature] = {}
 _compiles_only = False
 
 

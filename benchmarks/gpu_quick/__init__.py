@@ -16,12 +16,8 @@ from benchmarks.gpu_quick import (
 )
 from benchmarks.gpu_quick.problems import Size
 
-STEPS = (
-    (4096, 128),
-    (16384, 128),
-    (65536, 128),
-    (65536, 512),
-)  # tokens, and the length of each sequence
+# The number of tokens, and the length of each sequence.
+STEPS = ((4096, 128), (16384, 128), (65536, 128), (65536, 512))
 REAL = Size(16384, 12, 30522, (64, 128, 512), ("bert-base", "minilm"), STEPS)
 SMALL = Size(128, 1, 50, (64, 128), ("minilm",), ((32, 16),))
 SECTIONS = {

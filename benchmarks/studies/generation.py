@@ -47,7 +47,7 @@ def tokens_of(rows: torch.Tensor, end: int) -> list[list[int]]:
 
 
 def log_probabilities(model: Seq2Seq, batch: PackedBatch, targets: list) -> torch.Tensor:
-    """Of each token of the targets."""
+    """The log-probability of each token of the targets."""
     target, labels = pack_targets(targets, model.decoder_start_token_id)
     every = torch.log_softmax(model(batch, target).logits, -1)
     return every.gather(1, labels[:, None])[:, 0]

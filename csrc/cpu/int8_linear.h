@@ -28,7 +28,7 @@ FASTENC_INLINE void store_codes(uint8_t* target, Vec x, float low, float inverse
 #endif
 }
 
-// Quantises `rows` rows, at most kLanes, whose ranges are folded together: x becomes those of `to` from `first` on.
+// Quantises `rows` rows, at most kLanes, whose ranges are folded together: x becomes the rows of `to` from `first` on.
 // form(row, column) is called once for every vector: it gives the values, which afterwards must lie in x.
 template <class Form>
 static void quantise_block(

@@ -60,8 +60,8 @@ static void weight_gradient(const SegmentMaxGradient& a, int64_t left, int64_t r
 // A block of W stays in the second-level cache while all sequences use it.
 constexpr int64_t kGradientColumns = 128;
 
-// A token has the maxima of thousands of columns, and one long sum would round more than a matrix product: so many terms
-// are summed before they are added to the rest.
+// A token has the maxima of thousands of columns, and one long sum would round more than a matrix product. So this number
+// of terms is summed before it is added to the rest.
 constexpr int32_t kSummedTerms = 64;
 
 // target += sums, and sums = 0

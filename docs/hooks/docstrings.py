@@ -170,45 +170,39 @@ def markdown(text: str) -> str:
     shown: list[str] = []
     position = 0
     while position < len(lines):
-        line = lines[position]
+        line = lines[position].rstrip()
         position += 1
-        if not line.strip():
-            shown.append("")
-            continue
         block = []
-        while position < len(lines) and (lines[position][:4] == "    " or _is_gap(lines, position)):
+        while line and position < len(lines) and _continues(lines, position):
             block.append(lines[position][4:])
             position += 1
-        section = SECTION.match(line)
-        if line[:4] == "    ":
-            shown += [
-                "```",
-                textwrap.dedent("\n".join([line, *("    " + b for b in block)])),
-                "```",
-            ]
-        elif section:
-            shown += [
-                *([""] if shown and shown[-1] else []),
-                f"**{section[1]}** {section[2]}".rstrip(),
-            ]
-            shown += ["", *_items(block)] if not section[2] else [each.strip() for each in block]
-        elif block and line.endswith("::"):
-            shown += [
-                line[:-1],
-                "",
-                "```python",
-                textwrap.dedent("\n".join(block)).strip("\n"),
-                "```",
-                "",
-            ]
-        else:
-            shown.append(line)
-            shown += (
-                ["", "```", textwrap.dedent("\n".join(block)).strip("\n"), "```", ""]
-                if block
-                else []
-            )
+        if SECTION.match(line) and shown and shown[-1]:
+            shown.append("")
+        shown += _with_block(line, block)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(shown)).strip()
+
+
+def _with_block(line: str, block: list[str]) -> list[str]:
+    """A line and the indented lines below it, as Markdown."""
+    if line.startswith("    "):  # a formula
+        return _code([line, *("    " + each for each in block)])
+    if section := SECTION.match(line):
+        title = f"**{section[1]}** {section[2]}".rstrip()
+        return [title, *([each.strip() for each in block] if section[2] else ["", *_items(block)])]
+    if not block:
+        return [line]
+    if line.endswith("::"):
+        return [line[:-1], "", *_code(block, "python"), ""]
+    return [line, "", *_code(block), ""]
+
+
+def _code(lines: list[str], language: str = "") -> list[str]:
+    return [f"```{language}", textwrap.dedent("\n".join(lines)).strip("\n"), "```"]
+
+
+def _continues(lines: list[str], position: int) -> bool:
+    """Whether a line belongs to the indented block above it."""
+    return lines[position].startswith("    ") or _is_gap(lines, position)
 
 
 def _is_gap(lines: list[str], position: int) -> bool:

@@ -22,8 +22,8 @@ def test_a_resamples_correlation_is_scipys(monkeypatch):
     drawn = []
     resamples = intervals._resamples
 
-    def keep(number, seed):
-        for counts in resamples(number, seed):
+    def keep(number):
+        for counts in resamples(number):
             drawn.extend(np.repeat(np.arange(number), row.astype(int)) for row in counts)
             yield counts
 

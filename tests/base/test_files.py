@@ -1,9 +1,7 @@
 """Atomic writes on a disk that has no room, by the libraries that write in Rust."""
 
 import errno
-import os
 import re
-import signal
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from fastenc._base.files import open_locked, write_atomically, write_folder
+from fastenc._base.files import write_atomically, write_folder
 
 resource = pytest.importorskip("resource")  # which Windows does not have
 
@@ -56,23 +54,3 @@ def test_a_file_has_the_permissions_of_any_new_file(library, tmp_path):
     (tmp_path / "new").write_text("")
     write_atomically(tmp_path / "result", lambda temporary: WRITERS[library](str(temporary)))
     assert (tmp_path / "result").stat().st_mode == (tmp_path / "new").stat().st_mode
-
-
-def test_a_forked_child_does_not_hold_a_lock(tmp_path):
-    """As the helper of a pool, which outlives its killed parent."""
-    held = open_locked(tmp_path / "lock")
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
-        os.write(writer, b"runs")
-        signal.pause()
-    try:
-        os.read(reader, 4)
-        with pytest.raises(BlockingIOError):
-            open_locked(tmp_path / "lock")
-        held.close()
-        open_locked(tmp_path / "lock").close()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(reader)
-        os.close(writer)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import pytest
 
-from fastenc._base.files import open_locked
+from fastenc._base.locks import open_locked
 from fastenc.data import read_texts
 from fastenc.data.sentences import split_sentences
 from tests.helpers.commands import failure, run
@@ -346,16 +346,16 @@ def files(folder):
 
 @datatrove
 def test_the_options_reach_the_reader_and_the_executor(tmp_path, monkeypatch):
-    from fastenc.data import cleaning
+    from fastenc.data import cleaning_run
 
     workers = []
 
-    class Executor(cleaning.LocalPipelineExecutor):
+    class Executor(cleaning_run.LocalPipelineExecutor):
         def __init__(self, *arguments, **options):
             workers.append(options["workers"])
             super().__init__(*arguments, **(options | {"workers": 1}))
 
-    monkeypatch.setattr(cleaning, "LocalPipelineExecutor", Executor)
+    monkeypatch.setattr(cleaning_run, "LocalPipelineExecutor", Executor)
     (tmp_path / "in.tsv").write_text('text\tbody\nno\t"a ""quoted"" text"\n')
     options = ("--text", "body", "--quoting", "csv", "--processes", 2, "--steps", "exact")
     run("clean", tmp_path / "in.tsv", "-o", tmp_path / "out", *options)

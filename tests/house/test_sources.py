@@ -8,6 +8,7 @@ import warnings
 from tests.helpers import ROOT
 
 REFERENCE = re.compile(r":(?:class|func|meth|mod|data|attr):`~?(fastenc(?:\.\w+)+)`")
+IN_COMMENTS = re.compile(r"# [^\n\"]*?\b(fastenc(?:\.\w+)+)")
 
 
 def test_every_file_compiles_without_a_warning():
@@ -23,9 +24,12 @@ def test_every_file_compiles_without_a_warning():
             compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
-def test_objects_that_docstrings_refer_to_exist():
+def test_objects_that_docstrings_and_comments_refer_to_exist():
     files = [*(ROOT / "python").rglob("*.py"), *(ROOT / "kernels").glob("*.py")]
-    names = {name for path in files for name in REFERENCE.findall(path.read_text(encoding="utf-8"))}
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    names = {
+        name for text in texts for each in (REFERENCE, IN_COMMENTS) for name in each.findall(text)
+    }
     assert len(names) > 50
     for name in sorted(names):
         pkgutil.resolve_name(name)

@@ -1,5 +1,4 @@
-"""Atomic writes of files and folders: a reader finds the old content or the new one, never an incomplete one.
-Locks of files, so that two processes do not write the same one."""
+"""Atomic writes of files and folders: a reader finds the old content or the new one, never an incomplete one."""
 
 import glob
 import os
@@ -8,13 +7,6 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import IO
-from weakref import WeakSet
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there nothing is locked
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -48,44 +40,6 @@ def _refusal_in(error: BaseException, path: Path) -> OSError | None:
     if number is None:
         return None
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
-
-
-_locked_files: WeakSet[IO[bytes]] = WeakSet()
-
-
-def _close_locked_files() -> None:
-    for file in _locked_files:
-        file.close()
-
-
-if fcntl is not None:
-    # A forked child, such as a pool's helper, would keep the locks after its parent was killed.
-    os.register_at_fork(after_in_child=_close_locked_files)
-
-
-def open_locked(path: Path) -> IO[bytes]:
-    """A file that is open for reading and writing without a buffer and locked for this process. It is made if it does
-    not exist.
-
-    The operating system releases the lock when the file is closed or the process ends for any reason, also if a child
-    that it has forked goes on.
-    Raises: BlockingIOError if it is locked.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        file = os.fdopen(descriptor, "r+b", buffering=0)
-        if fcntl is None:
-            return file
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have renamed or removed the file after it was opened here and before it was locked.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                _locked_files.add(file)
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
 
 
 def member(folder: Path, name: str, listed_in: Path) -> Path:

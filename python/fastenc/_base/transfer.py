@@ -6,9 +6,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-Arguments = TypeVar(
-    "Arguments", bound=Mapping[str, object]
-)  # such as fastenc.packing.ModelArguments
+# Such as fastenc.packing.ModelArguments.
+Arguments = TypeVar("Arguments", bound=Mapping[str, object])
 
 
 def staged(tensor: Tensor, device: torch.device | str) -> Tensor:

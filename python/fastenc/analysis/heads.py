@@ -64,10 +64,8 @@ def visit_heads(
     def measure(layer: int, x: Tensor, inputs: AttentionInputs) -> None:
         spec = encoder.stack.layers[layer].attention
         of_layer, _ = weights[encoder.stack.module_of_layer[layer]]
-        weight, bias = (
-            stack(of_layer.qkv_weights),
-            stack_biases(of_layer.qkv_biases, of_layer.qkv_weights),
-        )
+        weight = stack(of_layer.qkv_weights)
+        bias = stack_biases(of_layer.qkv_biases, of_layer.qkv_weights)
         heads, key_heads, _ = spec.heads
         rows = (heads + key_heads) * spec.head_dim
         qk = linear(x, weight[:rows], None if bias is None else bias[:rows])

@@ -24,15 +24,15 @@ def exact_interval(right: int, asked: int) -> Interval:
     return float(interval.low), float(interval.high)
 
 
-def mean_interval(values: Sequence[float], seed: int = 0) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """The percentile bootstrap interval of a mean. With one value it is this value."""
     numpy = require("numpy", extra="train")
     values = numpy.asarray(values, dtype="float64")
-    means = [counts @ values / len(values) for counts in _resamples(len(values), seed)]
+    means = [counts @ values / len(values) for counts in _resamples(len(values))]
     return _percentiles(numpy.concatenate(means))
 
 
-def spearman_interval(x: Sequence[float], y: Sequence[float], seed: int = 0) -> Interval:
+def spearman_interval(x: Sequence[float], y: Sequence[float]) -> Interval:
     """The percentile bootstrap interval of Spearman's correlation; NaN if ``x`` or ``y`` is constant.
 
     A resample is a number of copies of each pair. The ranks in it are computed from sums of these numbers, so nothing
@@ -45,7 +45,7 @@ def spearman_interval(x: Sequence[float], y: Sequence[float], seed: int = 0) -> 
         numpy.unique(numpy.asarray(side, dtype="float64"), return_inverse=True) for side in (x, y)
     ]
     correlations = []
-    for counts in _resamples(len(x), seed):
+    for counts in _resamples(len(x)):
         one, other = (_centred_ranks(counts, inverse, len(names)) for names, inverse in sides)
         products = [(counts * a * b).sum(1) for a, b in ((one, other), (one, one), (other, other))]
         with numpy.errstate(invalid="ignore", divide="ignore"):
@@ -53,10 +53,10 @@ def spearman_interval(x: Sequence[float], y: Sequence[float], seed: int = 0) -> 
     return _percentiles(numpy.concatenate(correlations))
 
 
-def _resamples(number: int, seed: int) -> "Iterator[np.ndarray]":
-    """Blocks of resamples: how often each item is drawn, float64 (BLOCK, number)."""
+def _resamples(number: int) -> "Iterator[np.ndarray]":
+    """Blocks of resamples, the same in every call: how often each item is drawn, float64 (BLOCK, number)."""
     numpy = require("numpy", extra="train")
-    rng = numpy.random.default_rng(seed)
+    rng = numpy.random.default_rng(0)
     for _ in range(DRAWS // BLOCK):
         chosen = rng.integers(number, size=(BLOCK, number))
         yield numpy.stack([numpy.bincount(row, minlength=number) for row in chosen]).astype(float)

@@ -86,9 +86,8 @@ def map_of_uses(
     ]
     caption = (
         f"One point for each of {len(targets):,} uses of {targets[0].lemma!r} in layer {layer}; its colour is the "
-        "sense. "
-        f"The position is {how} of its vector. Senses that the model distinguishes form separate clouds. A point "
-        "under the pointer shows its sentence."
+        f"sense. The position is {how} of its vector. Senses that the model distinguishes form separate clouds. A "
+        "point under the pointer shows its sentence."
     )
     return scatter("map", title, caption, points, axes)
 
@@ -165,8 +164,8 @@ def anisotropy_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: s
     caption = (
         f"The anisotropy is the mean cosine of two different tokens of {len(words):,} sentences, exactly over all "
         f"pairs of their {layers[0].raw.count:,} tokens, before and after each dimension is standardised. If it is "
-        "high, all "
-        "vectors have similar directions. The second panel is the largest share of it that comes from one dimension."
+        "high, all vectors have similar directions. The second panel is the largest share of it that comes from one "
+        "dimension."
     )
     return by_layer("anisotropy", title, caption, panels)
 
@@ -279,9 +278,8 @@ def static_figure(
     caption = (
         f"{vectors.name} compared with the encoder's vectors of single words, on the n items whose words have both. "
         "For pairs: Spearman's correlation with human scores. For analogies: the share of correct answers, with the "
-        "words "
-        f"of all questions as candidates. Lines: for pairs the {BOOTSTRAP.format('pairs')}; for analogies the exact "
-        "binomial 95 % interval. The best layer is chosen on the same items, so it has none."
+        f"words of all questions as candidates. Lines: for pairs the {BOOTSTRAP.format('pairs')}; for analogies the "
+        "exact binomial 95 % interval. The best layer is chosen on the same items, so it has none."
     )
     axis = "correlation, or share correct"
     return bars("static", title, caption, list(rows), groups, axis, notes, intervals, extra)
@@ -300,8 +298,7 @@ def heads_figure(encoder: Encoder, words: Sequence[Sequence[str]], title: str) -
     caption = (
         f"Means over {summary.tokens:,} tokens of {len(words):,} sentences for each head: the entropy of its "
         "attention, the distance of the attended tokens, and the attention on [SEP] and on the two neighbouring "
-        "tokens. The head "
-        "with the largest mean is framed. Layers count from 1, heads from 0."
+        "tokens. The head with the largest mean is framed. Layers count from 1, heads from 0."
     )
     return heat_maps("heads", title, caption, maps)
 
@@ -348,9 +345,8 @@ def relations_figure(encoder: Encoder, trees: Sequence[Tree], title: str) -> Fig
     caption = (
         f"For the {len(keys)} most frequent dependency relations of {len(trees):,} sentences, the share of n words "
         "whose related word gets the most attention of the best single head, which is named with the best fixed "
-        "distance in "
-        "words. Layers count from 1, heads from 0. Lines: exact binomial 95 % intervals. Head and distance are chosen "
-        "on the same words, so both shares are a little too high."
+        "distance in words. Layers count from 1, heads from 0. Lines: exact binomial 95 % intervals. Head and distance "
+        "are chosen on the same words, so both shares are a little too high."
     )
     return bars(
         "relations", title, caption, labels, shares, "share of pairs found", notes, intervals, extra

@@ -246,7 +246,8 @@ class Clean(Command):
 
     def run(self) -> None:
         require("datatrove", extra="clean")
-        from fastenc.data.cleaning import cleaning_stages, executor_script, run_locally
+        from fastenc.data.cleaning import cleaning_stages, executor_script
+        from fastenc.data.cleaning_run import run_locally
 
         lines = [] if self.bad_words is None else numbered_lines(self.bad_words)
         settings: dict[str, Any] = {

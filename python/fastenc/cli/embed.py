@@ -111,7 +111,7 @@ class Embed(Command):
     )
     sparse: bool = option(False, "Compute weights of tokens (SPLADE) instead of a vector.")
     max_active: int | None = option(
-        None, "With --sparse, keep each text's heaviest tokens only, so many. Default: all."
+        None, "With --sparse, the number of each text's heaviest tokens to keep. Default: all."
     )
     batch_size: int = option(32, "Number of sequences in a batch.")
     device: str | None = option(None, DEVICE)

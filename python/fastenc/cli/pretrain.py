@@ -147,7 +147,7 @@ class Pretrain(Command):
         self, checkpoint_folder: Path | None, store: TokenStore | None, documents: list[str]
     ) -> PretrainedModel:
         """The model of the checkpoint to resume, of --from, a student of the teacher, or a new model."""
-        # Of the weights that the checkpoint or the teacher lacks.
+        # For the first values of weights that the checkpoint or the teacher lacks.
         torch.manual_seed(self.training.seed)
         objective = self.objective.definition
         teacher = None if self.teacher is None else MaskedLM.from_pretrained(self.teacher)

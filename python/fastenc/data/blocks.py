@@ -103,7 +103,5 @@ def _extents(text: SentenceTokens, room: int, across_documents: bool) -> Iterato
         document = bisect_left(documents, stop, document)
         start = stop
         if document < len(documents) and documents[document] == stop:
-            document, start = (
-                document + 1,
-                stop + 1,
-            )  # a block that ends with its document adds its own [SEP]
+            # A block that ends with its document adds its own [SEP].
+            document, start = document + 1, stop + 1

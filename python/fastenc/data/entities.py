@@ -123,7 +123,7 @@ def _tagged_sentences(
 def _warn_of_unread_levels(
     path: str | Path, columns: Sequence[int | None], types: set[str]
 ) -> None:
-    """Of columns that are not read though they hold entities of the same types, as those of nested entities do."""
+    """Warn if columns that are not read hold entities of the same types, as columns of nested entities do."""
     tags: dict[int, set[str]] = {}
     for rows in numbered_blocks(path):
         for _, cells in rows:

@@ -38,14 +38,8 @@ from fastenc.text.tokenizer_like import TokenizerLike
 FORMAT = 1
 MANIFEST, SETTINGS, SHARD = "manifest.json", "settings.json", "shard.json"
 ARRAYS = ("tokens", "sentences", "documents")  # files of a shard
-COLUMNS = (
-    "shard",
-    "start",
-    "split",
-    "stop",
-    "document",
-    "length",
-)  # int32 each, one row for each example
+# Int32 each, one row for each example.
+COLUMNS = ("shard", "start", "split", "stop", "document", "length")
 # One example in twenty of each language is held out, but at most about two thousand over all languages.
 HELD_OUT_ONE_IN, HELD_OUT_LIMIT = 20, 2000
 

@@ -105,9 +105,8 @@ def write_store(
     _begin(folder, settings, tokenizer)
     bar = progress_bar(chain([first], all_texts), "preparing", "shard", show_progress)
     shards = list(_write_shards(folder, bar, tokenizer, processes))
-    if not any(
-        entry["tokens"] for entry in shards
-    ):  # for example, if all characters are control characters
+    # No shard has a token if, for example, all characters are control characters.
+    if not any(entry["tokens"] for entry in shards):
         shutil.rmtree(folder)
         raise ValueError(NO_TEXT)
     for path in folder.glob("shard-*"):
@@ -119,9 +118,8 @@ def write_store(
     text = json.dumps({**settings, **counts, "shards": shards}, indent=1)
     manifest = folder / MANIFEST
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
-        shutil.rmtree(
-            folder / "packed", ignore_errors=True
-        )  # its extents are those of the old shards
+        # Its extents are those of the old shards.
+        shutil.rmtree(folder / "packed", ignore_errors=True)
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
     return TokenStore(folder)
 

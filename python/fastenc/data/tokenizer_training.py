@@ -78,9 +78,8 @@ def train_tokenizer(
         length = len(texts) if isinstance(texts, Sized) else None
         tokenizer.train_from_iterator(texts, trainer, length=length)
     except Exception as error:
-        if (
-            type(error) is not Exception
-        ):  # raised while reading the texts; the library raises bare Exception
+        # The library raises bare Exception. Any other error comes from reading the texts.
+        if type(error) is not Exception:
             raise
         raise ValueError(f"{too_small} ({error})") from error
     tokenizer.add_special_tokens(last)

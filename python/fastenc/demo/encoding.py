@@ -51,9 +51,8 @@ def run(texts: list[str]) -> dict:
                 f"outputs must differ from transformers' by less than 1e-4, got {differences}"
             )
         times: dict[str, list[float]] = {name: [] for name in providers}
-        for _ in range(
-            ROUNDS
-        ):  # the providers take turns, so that a change of the machine's speed affects all alike
+        # The providers take turns, so that a change of the machine's speed affects all alike.
+        for _ in range(ROUNDS):
             for name, run in providers.items():
                 start = time.perf_counter()
                 run()

@@ -141,10 +141,8 @@ def read_any_json(path: Path) -> Any:
     """The contents of a JSON file. Raises: as :func:`read_json`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also a number of too many digits, too many brackets
+    # A number of too many digits is a ValueError, too many brackets are a RecursionError.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): write it again") from error
 
 

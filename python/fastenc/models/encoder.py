@@ -299,9 +299,8 @@ class Encoder(LayerStack, PretrainedModel):
             self.sparse = is_splade(folder)
             self.sentence = None if self.sparse else read_settings(folder, self.config)
             self.tokenizer = lowercased(self.tokenizer, folder)
-        except (
-            ValueError
-        ) as error:  # not an error, because training the encoder does not need these files
+        except ValueError as error:
+            # Not an error, because training the encoder does not need these files.
             warnings.warn(f"{error}; encode() without a pooling takes the mean", stacklevel=4)
 
     def write_beside(self, folder: Path) -> None:

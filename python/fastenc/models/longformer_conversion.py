@@ -1,6 +1,7 @@
 """A RoBERTa as a Longformer, which reads longer texts. Source: Beltagy et al. 2020, arXiv:2004.05150, section 5."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -62,16 +63,7 @@ def convert_to_longformer(
         raise ValueError(
             f"max_positions must be more than the {positions} that {source} has, got {max_positions}: give more"
         )
-    windows = (
-        [attention_window] * config.num_layers
-        if isinstance(attention_window, int)
-        else list(attention_window)
-    )
-    if len(windows) != config.num_layers or not all(map(is_width, windows)):
-        raise ValueError(
-            f"attention_window must be an even integer above 0, or one for each of the {config.num_layers} layers, got "
-            f"{attention_window}: give such windows"
-        )
+    windows = _window_of_each_layer(attention_window, config.num_layers)
     tokenizer = Encoder.from_pretrained(source).tokenizer  # this checks that weights and config fit
     tensors = PretrainedModel.by_current_names(config, checkpoint.read_tensors(source), source)
     converted = {
@@ -84,11 +76,7 @@ def convert_to_longformer(
     if tokenizer is not None:
         converted["sep_token_id"] = special_tokens(tokenizer).sep
     tensors[POSITIONS] = _repeated(tensors[POSITIONS], first, max_positions)
-    for i in range(config.num_layers):
-        for name in ("query", "key", "value"):
-            for leaf in ("weight", "bias"):
-                path = f"encoder.layer.{i}.attention.self.{name}"
-                tensors[f"{path}_global.{leaf}"] = tensors[f"{path}.{leaf}"].clone()
+    tensors |= _global_projections(tensors, config.num_layers)
     prefix = "" if architecture_of(values) == "Model" else f"{Longformer.prefix}."
     checkpoint.write_tensors(
         folder,
@@ -100,6 +88,27 @@ def convert_to_longformer(
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder, max_length=max_positions)
     checkpoint.write_config(folder, converted)
+
+
+def _window_of_each_layer(given: int | Sequence[int], num_layers: int) -> list[int]:
+    """Raises: ValueError for windows that are not even, or not as many as layers."""
+    windows = [given] * num_layers if isinstance(given, int) else list(given)
+    if len(windows) != num_layers or not all(map(is_width, windows)):
+        raise ValueError(
+            f"attention_window must be an even integer above 0, or one for each of the {num_layers} layers, got "
+            f"{given}: give such windows"
+        )
+    return windows
+
+
+def _global_projections(tensors: Mapping[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+    """The projections of global tokens: copies of those of all tokens."""
+    layers = (f"encoder.layer.{i}.attention.self" for i in range(num_layers))
+    names = product(layers, ("query", "key", "value"), ("weight", "bias"))
+    return {
+        f"{layer}.{name}_global.{leaf}": tensors[f"{layer}.{name}.{leaf}"].clone()
+        for layer, name, leaf in names
+    }
 
 
 def _repeated(table: Tensor, first: int, positions: int) -> Tensor:

@@ -18,8 +18,7 @@ class TokenRules:
         ends: the tokens that end a target.
         forced: position in the target → the token that is taken there.
         min_new_tokens: the least tokens of a target; before them it does not end.
-        no_repeat_ngram_size: no sequence of so many tokens, the start token among them, occurs twice in a target; 0:
-            any may.
+        no_repeat_ngram_size: n: no n tokens in a row occur twice in a target, the start token included; 0: any may.
         left_out: tokens that no target has.
     """
 

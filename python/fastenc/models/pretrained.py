@@ -45,11 +45,10 @@ class PretrainedModel(CheckpointNames):
             with that label do not change it.
         keeps_tasks: whether the model keeps a checkpoint's adaptations for tasks (:meth:`Architecture.tasks`).
         task_options: options of the task that the model was trained for (:mod:`fastenc.tasks`), stored in config.json.
+        optional_parts: submodules that a checkpoint of this class may lack.
     """
 
-    optional_parts: ClassVar[
-        tuple[str, ...]
-    ] = ()  # submodules that a checkpoint of this class may lack
+    optional_parts: ClassVar[tuple[str, ...]] = ()
     tokenizer: TokenizerLike | None = None
     tokenizer_length: int | None = None
     base: str | None = None
@@ -190,10 +189,8 @@ class PretrainedModel(CheckpointNames):
         try:
             with torch.device("meta"):
                 model = cls.build(config, values, **options)
-        except (
-            RuntimeError,
-            TypeError,
-        ) as error:  # a size of more than 64 bits is a TypeError of torch
+        # A size of more than 64 bits is a TypeError of torch.
+        except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"{folder / checkpoint.CONFIG} describes a model that cannot be built ({error}): is it damaged?"
             ) from error
@@ -201,6 +198,26 @@ class PretrainedModel(CheckpointNames):
         model.load_state_dict(state, strict=False, assign=True)
         missing = [name for name, value in model.named_parameters() if value.is_meta]
         model.first_weights = frozenset(missing)
+        cls._check_head(missing, folder)
+        for name, module in model.named_modules():
+            if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+                module.to_empty(device="cpu", recurse=False)
+                model.init_weights(module, name)
+        model.to(dtype)
+        model._read_tokenizer(folder)
+        model.base = str(folder.resolve())
+        if cls.keeps_tasks:
+            adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)
+        if architecture_of(values) == cls.architecture:
+            model.task_options = dict(values.get("task_options") or {})
+        return model.eval()
+
+    @classmethod
+    def _check_head(cls, missing: list[str], folder: Path) -> None:
+        """Raise ValueError for a checkpoint of this class that lacks weights of its head, or of its mix of layers.
+
+        Args: missing: the names of the parameters that the checkpoint lacks.
+        """
         optional = ("encoder", *cls.optional_parts)
         lost = [name for name in missing if name.partition(".")[0] not in optional]
         stored = checkpoint.read_config(folder)
@@ -208,30 +225,23 @@ class PretrainedModel(CheckpointNames):
             lost += [name for name in missing if is_mix(name)]
         if lost and architecture_of(stored) == cls.architecture:
             raise ValueError(
-                f"{folder} is incomplete: its config.json says {values['architectures'][0]}, and it lacks the head's "
+                f"{folder} is incomplete: its config.json says {stored['architectures'][0]}, and it lacks the head's "
                 f"{', '.join(lost[:3])}: write the checkpoint again"
             )
-        for name, module in model.named_modules():
-            if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
-                module.to_empty(device="cpu", recurse=False)
-                model.init_weights(module, name)
-        model.to(dtype)
-        model.tokenizer = _tokenizer_of(folder, config)
-        if model.tokenizer is not None:
-            _check_tokenizer(model.tokenizer, config.vocab_size, folder)
-        model.tokenizer_length = checkpoint.tokenizer_length(folder)
-        if model.tokenizer is not None and checkpoint.cuts_on_the_left(folder):
+
+    def _read_tokenizer(self, folder: Path) -> None:
+        """Take the folder's tokenizer, if it has one, and the length of texts that it names."""
+        self.tokenizer = _tokenizer_of(folder, self.config)
+        self.tokenizer_length = checkpoint.tokenizer_length(folder)
+        if self.tokenizer is None:
+            return
+        _check_tokenizer(self.tokenizer, self.config.vocab_size, folder)
+        if checkpoint.cuts_on_the_left(folder):
             warnings.warn(
                 f"{folder / checkpoint.TOKENIZER_CONFIG} cuts longer texts at their start, fastenc cuts them at "
                 "their end",
-                stacklevel=3,
+                stacklevel=4,
             )
-        model.base = str(folder.resolve())
-        if cls.keeps_tasks:
-            adapter_checkpoint.add_tasks(model, lora_of_tasks, folder)
-        if architecture_of(values) == cls.architecture:
-            model.task_options = dict(values.get("task_options") or {})
-        return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json, model.safetensors and the tokenizer in the format of the family's transformers class.

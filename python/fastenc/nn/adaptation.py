@@ -96,10 +96,8 @@ class LowRankRows(nn.Module):
     def __init__(self, rows: int, width: int, rank: int, scale: float):
         super().__init__()
         self.scale = scale
-        self.a, self.b = (
-            nn.Parameter(torch.zeros(rows, rank)),
-            nn.Parameter(torch.randn(rank, width)),
-        )
+        self.a = nn.Parameter(torch.zeros(rows, rank))
+        self.b = nn.Parameter(torch.randn(rank, width))
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.a) @ self.b * self.scale

@@ -65,7 +65,7 @@ def block_plan(
     if padded_length is None:
         sees_all |= (lengths <= longest_full(spec))[sequence]
 
-    # Of each row: the blocks that it names (plans, rows, FIXED + count), and how often the softmax counts them.
+    # The blocks that each row names (plans, rows, FIXED + count), and how often the softmax counts each of them.
     fixed = torch.stack([index * 0, index - 1, index, index + 1, counted - 1], 1)
     if random_blocks is None:
         drawn = fixed.new_zeros(1, rows, count)
@@ -114,7 +114,7 @@ def plan_of(inputs: AttentionInputs, spec: AttentionSpec) -> BlockPlan | None:
 
 
 def _blocks(length: Any, size: int) -> Any:
-    """The number of blocks of so many tokens, a host int or a tensor."""
+    """The number of blocks of ``size`` tokens that ``length`` tokens, a host int or a tensor, fill."""
     return (length + size - 1) // size
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fastenc.nn.frozen_copies import INT8, FrozenCopies, check_dtype, values_reason
 from fastenc.ops import dispatch, gemm, int8_products
 
-UNIT = 16  # the ops take a multiple of so many tokens
+UNIT = 16  # the ops take a vocabulary whose size is a multiple of this
 
 
 class HeadOwner(Protocol):

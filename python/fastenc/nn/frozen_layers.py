@@ -93,7 +93,7 @@ class FrozenLayers(list[Prepared]):
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
-        """Of the weights."""
+        """The dtypes of the layers' weights."""
         return {each.weights.down_weight.dtype for each in self if each.weights is not None}
 
     @cached_property
@@ -164,7 +164,7 @@ class FrozenStack(NamedTuple):
 
 
 def tables(of_layers: list[Tensor | None]) -> list[Tensor]:
-    """Of each layer, or empty if no layer has one."""
+    """Each layer's tensor, ``NO_TENSOR`` for a layer without one; empty if no layer has one."""
     given = [NO_TENSOR if table is None else table for table in of_layers]
     return given if any(table is not NO_TENSOR for table in given) else []
 

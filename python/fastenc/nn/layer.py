@@ -57,7 +57,7 @@ TAKES = frozenset(
     | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
-# Of these, what a GPU computes with the same bits for a text in every batch.
+# The features of TAKES that a GPU computes with the same bits for a text in every batch.
 BATCH_INVARIANT = frozenset(
     {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
     | {"key_heads", "rotates_neighbours"}
@@ -100,16 +100,12 @@ def run_single_ops(layer_call: LayerCall) -> LayerState:
         autocast's dtype.
     Source: Vaswani et al. 2017, arXiv:1706.03762 (post-norm); Xiong et al. 2020, arXiv:2002.04745 (pre-norm).
     """
-    spec, dropout, added = (
-        layer_call.spec,
-        layer_call.dropout,
-        layer_call.adaptation or LayerAdaptation(),
-    )
+    spec = layer_call.spec
+    dropout = layer_call.dropout
+    added = layer_call.adaptation or LayerAdaptation()
     inputs = layer_call.inputs
-    weights, state = (
-        layer_call.plain_weights(),
-        in_autocast_dtype(layer_call.state),
-    )
+    weights = layer_call.plain_weights()
+    state = in_autocast_dtype(layer_call.state)
     if torch.compiler.is_compiling():
         _use_floats(spec)
         _use_floats(dropout)

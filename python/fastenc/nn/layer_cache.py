@@ -15,8 +15,8 @@ class LayerCache:
     All sequences of a batch have the same number of tokens. A sequence of the source may have several targets, which
     follow each other in the batch (the beams of a search).
 
-    A token's keys are written behind those of the token before it, and nothing that is there is copied: the memory is
-    (2, room, sequences, num_heads, head_dim), and the room doubles when it is full.
+    The memory is (2, room, sequences, num_heads, head_dim). A token's keys and values are written behind those of the
+    token before it, so earlier ones are copied only when the room is full and doubles.
 
     Attributes:
         length: the number of tokens of each sequence so far.
@@ -44,7 +44,7 @@ class LayerCache:
         return keys, values
 
     def with_room(self, tokens: int) -> Tensor:
-        """The memory, which has room for so many more tokens of each sequence."""
+        """The memory, with room for ``tokens`` more tokens of each sequence. It is made larger if it has less."""
         memory, length = self._memory, self.length
         assert memory is not None  # the first tokens were added with append()
         if memory.shape[1] < length + tokens:

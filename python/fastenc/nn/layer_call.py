@@ -15,7 +15,7 @@ from fastenc.nn.layer_weights import CastWeights, LayerWeights
 
 # Tables made from the sequences' lengths. They spare a kernel work and change no result.
 DERIVED_INPUTS = frozenset({"bounds", "blocks"})
-# The features of disentangled attention (fastenc.nn.layer.project_positions).
+# The features of disentangled attention (fastenc.nn.attend.project_positions).
 DISENTANGLED = frozenset(
     {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}
     | {"position_query_weight", "position_query_bias"}
@@ -37,7 +37,7 @@ KEY_BIAS = frozenset({"key_bias"})
 # The feature of a last layer whose output is needed for some tokens only.
 OUTPUT_TOKENS = frozenset({"output_tokens"})
 
-# The features of a sublayer that attends to a source (fastenc.nn.layer._attend_to_source).
+# The features of a sublayer that attends to a source (fastenc.nn.attend.cross_attend).
 CROSS_ATTENTION = frozenset({"cross_norm", "cross", "source", "cross_dropout", "cross_out_dropout"})
 
 

@@ -1,6 +1,6 @@
 """The stack of layers: its description, and the one loop that runs it for our encoders and for patched models."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from fastenc.nn.block_plan import block_plan, draw_random_blocks
 from fastenc.nn.cast_weights import cast_weights
 from fastenc.nn.convolution import ConvolutionSpec, ConvolutionWeights, convolve
 from fastenc.nn.decoder_step import decode_tokens
-from fastenc.nn.frozen_layers import FrozenLayers, frozen_stack
+from fastenc.nn.frozen_layers import FrozenLayers, FrozenStack, frozen_stack
 from fastenc.nn.layer import start
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
@@ -203,30 +203,56 @@ def run_stack(
     dropouts = with_rng_states(
         [modules.layers[i].dropout() for i in spec.module_of_layer], x.device
     )
+    states: Iterable[Tensor] | None = None
+    if caches and visit_input is None:
+        states = decode_tokens(
+            *(state, inputs, spec.module_of_layer, modules.layers, dropouts, modules.frozen)
+        )
+    if states is None:
+        frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
+        only_layers = visit_input is None and spec.convolution is None
+        if only_layers and frozen is not None and frozen.all_layers is not None:
+            of_layers = [inputs(number) for number in range(len(spec.layers))]
+            states = frozen.layers(spec.module_of_layer, state, of_layers)
+        else:
+            states = _layer_by_layer(
+                *(x, state, cu_seqlens, inputs, spec, modules, dropouts, frozen, visit_input)
+            )
+    del state  # the layers' loop frees it when the first layer is done
+    for number, y in enumerate(states, 1):
+        if number < len(spec.layers):
+            yield spec.state_of(y)
+        else:
+            yield F.dropout(y, modules.final_dropout_p)
+
+
+def _layer_by_layer(
+    x: Tensor,
+    state: LayerState,
+    cu_seqlens: Tensor,
+    inputs: Callable[[int], AttentionInputs],
+    spec: StackSpec,
+    modules: StackModules,
+    dropouts: Sequence[LayerDropout],
+    frozen: FrozenStack | None,
+    visit_input: VisitInput | None,
+) -> Iterator[Tensor]:
+    """The residual sums after the layers, and as the last the stack's output without the final dropout.
+
+    Each layer is a call of its own.
+
+    Args:
+        x, cu_seqlens, visit_input: as :func:`run_stack` takes them.
+        state: the state before the first layer.
+        inputs: those of each layer's attention, by the layer's number.
+        frozen: what runs the layers if they are frozen, or None.
+    """
     recomputed = [each and torch.is_grad_enabled() for each in modules.recomputed]
     # A layer that is computed again casts its weights again in the backward instead of keeping the copies.
     casts = (
         None if any(recomputed) else cast_weights(x, (layer.weights() for layer in modules.layers))
     )
     last = len(spec.layers) - 1
-    if caches and visit_input is None:
-        given = (state, inputs, spec.module_of_layer, modules.layers, dropouts, modules.frozen)
-        if (states := decode_tokens(*given)) is not None:
-            yield from map(spec.state_of, states[:-1])
-            yield F.dropout(states[-1], modules.final_dropout_p)
-            return
-    frozen = frozen_stack(x, inputs(0), modules.layers, dropouts, modules.frozen)
-    if (
-        frozen is not None
-        and frozen.all_layers is not None
-        and visit_input is None
-        and spec.convolution is None
-    ):
-        of_layers = [inputs(number) for number in range(last + 1)]
-        *earlier, y = frozen.layers(spec.module_of_layer, state, of_layers)
-        yield from map(spec.state_of, earlier)
-        yield F.dropout(y, modules.final_dropout_p)
-        return
     for number, (index, layer_spec) in enumerate(
         zip(spec.module_of_layer, spec.layers, strict=True)
     ):
@@ -255,10 +281,7 @@ def run_stack(
             )
             state = LayerState(added, added)
         # A pre-norm layer's output is the residual sum. The norm after it belongs to the next layer or ends the stack.
-        if number < last:
-            yield spec.state_of(state.residual)
-        else:
-            yield F.dropout(state.x, modules.final_dropout_p)
+        yield state.residual if number < last else state.x
 
 
 def attention_inputs(

@@ -70,9 +70,8 @@ class MlmCollator:
         self.mask_id = self.special.mask
         cumulative = replacement_weights(tokenizer, replacement, unigram_counts).cumsum(0)
         self.is_special = special_mask(tokenizer)
-        self._cumulative = (
-            cumulative / cumulative[-1]
-        )  # its last value is exactly 1, above every sample
+        # The last value is exactly 1, above every sample.
+        self._cumulative = cumulative / cumulative[-1]
         self.word_starts = WordStarts(tokenizer, self.is_special) if whole_word else None
 
     def __call__(self, sequences: Sequence[Sequence[int]], step: int) -> ModelArguments:

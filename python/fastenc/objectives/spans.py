@@ -158,7 +158,7 @@ class SpanCollator:
                     last -= 1
                 if last > first:
                     break
-            else:  # no try found room for so many words
+            else:  # no try found room for this number of words
                 words -= 1
                 continue
             state[first:last] = bytes([MASKED]) * (last - first)

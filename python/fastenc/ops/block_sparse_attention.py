@@ -278,9 +278,8 @@ def _plain(qkv, cu_seqlens, max_seqlen, plan, block_size, softmax_scale) -> Tens
             q = part[i * block_size : (i + 1) * block_size, 0]
             entries = range(starts[first + i], starts[first + i + 1])
             blocks = [part[columns[e] * block_size :][:block_size, 1:] for e in entries]
-            k, v = (
-                torch.cat(blocks).permute(1, 2, 0, 3).unbind(0)
-            )  # each (num_heads, keys, head_dim)
+            # Each (num_heads, keys, head_dim).
+            k, v = torch.cat(blocks).permute(1, 2, 0, 3).unbind(0)
             n = torch.cat(
                 [qkv.new_full((len(b),), counts[e]) for e, b in zip(entries, blocks, strict=True)]
             )

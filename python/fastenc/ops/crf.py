@@ -306,7 +306,7 @@ def _scores(size: Size, draw: Draw, make: Callable[..., Tensor]) -> dict[str, An
 
 
 def _used(size: Size, draw: Draw) -> Tensor | None:
-    """Of each sequence no more tokens than it has, or all of them."""
+    """``seqused``: a number of tokens for each sequence, at most its length; None: all of them."""
     longest = torch.tensor(size.lengths, device=draw.device, dtype=torch.int64)
     used = draw.integers(2**30, len(size.lengths)) % (longest + 1)
     return draw.choice(None, used.int())

@@ -41,7 +41,7 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx, table: Tensor, input_ids: Tensor, padding_idx: int) -> Tensor:
         ctx.save_for_backward(input_ids)
-        # Of the table's shape, without its memory: the gradient does not depend on the table's values.
+        # A tensor of the table's shape without its memory: the gradient does not depend on the table's values.
         ctx.like = table.new_empty(()).expand(table.shape)
         ctx.padding_idx = padding_idx
         return F.embedding(input_ids, table)

@@ -27,9 +27,8 @@ def visible_pairs(length: int, window: tuple[int, int]) -> int:
     pairs = length
     for side in window:
         reach = length - 1 if side < 0 else min(side, length - 1)
-        pairs += (
-            reach * length - reach * (reach + 1) // 2
-        )  # less for tokens near the sequence's end
+        # Tokens near the sequence's end see fewer.
+        pairs += reach * length - reach * (reach + 1) // 2
     return pairs
 
 
@@ -95,7 +94,7 @@ def _block_sparse_attention(products: int) -> Formula:
 
 
 def _global_window_attention(products: int) -> Formula:
-    """Of the local queries. A global key counts as one more for each query, also where it is in the query's window."""
+    """FLOPs of the local queries. A global key counts once more for each query, also if it is in the query's window."""
 
     def flops(a: dict[str, Any]) -> float:
         longest = a["max_seqlen"], min(a["max_seqlen"], a["global_tokens"].shape[0])

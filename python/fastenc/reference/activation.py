@@ -13,9 +13,8 @@ def gelu(u: Tensor) -> Tensor:
 
 
 def gelu_tanh(u: Tensor) -> Tensor:
-    bounded = u.clamp(
-        -100, 100
-    )  # tanh is 1 there; the slope of an infinite cube would be 0 * infinity
+    # Beyond the bounds tanh is -1 or 1. Without them, the slope of an infinite cube would be 0 * infinity.
+    bounded = u.clamp(-100, 100)
     return 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (bounded + 0.044715 * bounded**3)))
 
 

@@ -1,7 +1,8 @@
 """Hard negatives: documents that are near a query and do not belong to it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -152,17 +153,16 @@ def mine_hard_negatives(
     scores, indices = (each.cpu() for each in search(of_queries, of_documents, k, show_progress))
     rows = torch.arange(len(queries)).repeat_interleave(torch.tensor(counts))
     columns = torch.tensor([index_of[text] for text in positive_texts])
-    positive_scores = (of_queries.cpu()[rows].float() * of_documents.cpu()[columns].float()).sum(1)
-    if cross_encoder is not None:
-        predict = lambda pairs: cross_encoder.predict(
-            pairs, batch_size=batch_size, show_progress=False
-        ).cpu()
-        near_pairs = lambda query, near: [(query, documents[column]) for column in near]
+    if cross_encoder is None:
+        products = of_queries.cpu()[rows].float() * of_documents.cpu()[columns].float()
+        positive_scores = products.sum(1)
+    else:
+        predict = partial(cross_encoder.predict, batch_size=batch_size, show_progress=False)
         positive_scores = predict(
             [(queries[row], documents[column]) for row, column in zip(rows, columns, strict=True)]
-        )
+        ).cpu()
         bar = progress_bar(queries, "scoring", "query", show_progress)
-        scores = torch.stack([predict(each) for each in map(near_pairs, bar, indices)])
+        scores = _scores_by(predict, zip(bar, indices, strict=True), documents)
         scores[indices < 0] = NONE  # an approximate search may find fewer
     own = positive_scores.split(counts)
     for row, of_query in enumerate(columns.split(counts)):
@@ -178,6 +178,16 @@ def mine_hard_negatives(
         of_positives, of_negatives = own[row].tolist(), scores[row, ranks].tolist()
         mined.append(Mined(query, list(positives), negatives, of_positives, of_negatives))
     return mined
+
+
+def _scores_by(
+    predict: Callable[[list[tuple[str, str]]], Tensor],
+    nearest: Iterable[tuple[str, Tensor]],
+    documents: Sequence[str],
+) -> Tensor:
+    """A cross-encoder's scores (queries, k) of each query with its nearest documents, which are given by indices."""
+    pairs_of = ([(query, documents[column]) for column in near] for query, near in nearest)
+    return torch.stack([predict(pairs).cpu() for pairs in pairs_of])
 
 
 def _sampled_ranks(candidates: int, options: Mining, draw: torch.Generator) -> Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fastenc._base.files import open_locked, write_atomically
+from fastenc._base.files import write_atomically
+from fastenc._base.locks import open_locked
 from fastenc.models import PretrainedModel
 from fastenc.models.checkpoint import dtype_name
 
@@ -17,8 +18,8 @@ SECONDS = 3.0  # after which finished items are kept
 class PartsFile:
     """Appends finished parts to ``output``.part and counts their items in ``output``.part.json. A context manager.
 
-    What a killed run had appended is kept up to its last ``SECONDS``; what a run had appended that ends with an error
-    or by Ctrl-C is kept completely. When the context ends without an error, .part is renamed to ``output``. Other
+    A killed run loses what it appended in its last ``SECONDS``. A run that ends with an error or by Ctrl-C loses
+    nothing. When the context ends without an error, .part is renamed to ``output``. Other
     processes cannot use the same file in the meantime.
 
     Args:

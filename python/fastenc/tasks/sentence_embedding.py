@@ -192,7 +192,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         return read_pairs(path, text, self.similarity, highest, self.quoting)
 
     def _warn_of_unread(self, path: str | Path) -> None:
-        """Of a file's other columns, where the pairs alone are learnt."""
+        """Warn if only pairs are learnt, and the file also has a column of scores or of hard negatives."""
         _, columns = next(numbered_rows(path, self.text[:2], self.quoting))
         if self.similarity is not None or self.teacher is not None or len(self.text) == 3:
             return

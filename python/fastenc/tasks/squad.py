@@ -42,8 +42,8 @@ def squad_metrics(
 
     Args:
         predictions: {question id: answer}, "" for "no answer".
-    Returns: exact and f1. If some questions have no answer, also has_answer_exact and has_answer_f1 of the others, and
-        no_answer_exact of these, which equals their f1.
+    Returns: exact and f1. If some questions have no answer, also has_answer_exact and has_answer_f1 of the questions
+        with an answer, and no_answer_exact of those without one, whose f1 is the same.
     Raises: ValueError if a question has no prediction.
     """
     rows = [_best_scores(question, predictions) for question in questions]

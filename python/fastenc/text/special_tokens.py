@@ -9,7 +9,7 @@ from fastenc.text.tokenizer_like import TokenizerLike
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 T5_TOKENS = ("<pad>", "<unk>", None, "</s>", None)
-# Of ALBERT's and BigBird's SentencePiece models.
+# ALBERT's and BigBird's SentencePiece models have these.
 ALBERT_TOKENS = (*ROBERTA_TOKENS[:2], *BERT_TOKENS[2:])
 ESM_TOKENS = ("<pad>", "<unk>", "<cls>", "<eos>", "<mask>")
 GEMMA_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>", "<mask>")

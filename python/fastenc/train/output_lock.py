@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from fastenc._base.files import open_locked
+from fastenc._base.locks import open_locked
 from fastenc.train.processes import process_state
 
 NAME = ".lock"

@@ -14,9 +14,7 @@ from fastenc.models.pretrained import PretrainedModel
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-if TYPE_CHECKING:  # importing it takes over a second
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor  # importing it takes over a second
 
 BuildOptimizer = Callable[[PretrainedModel], torch.optim.Optimizer]
 

@@ -71,9 +71,8 @@ def together(act: Callable[[], object]) -> None:
     failure = None
     try:
         act()
-    except (
-        Exception
-    ) as error:  # safetensors and tokenizers have other error classes for a full disk
+    except Exception as error:
+        # Not only OSError: safetensors and tokenizers have other error classes for a full disk.
         failure = str(error) or type(error).__name__
     failures = require("accelerate.utils", extra="train").gather_object([failure])
     if messages := [text for text in failures if text is not None]:

@@ -89,9 +89,7 @@ def _dtype_reason(x: Tensor) -> str | None:
     return f"there is no fused attention for {x.dtype} on {x.device.type}"
 
 
-def arguments_reason(
-    model: "PreTrainedModel", live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
-) -> str | None:
+def arguments_reason(model: "PreTrainedModel", live: LiveEncoder, arguments: dict) -> str | None:
     """Why a call with these arguments must take the model's own forward, or None."""
     known = {*INPUTS, *HARMLESS, *((GLOBAL_MASK,) if live.stack.has_global_attention else ())}
     extra = {
@@ -187,7 +185,6 @@ def model_reason(reading: Reading) -> str | None:
 
 
 def run(
-    model: "PreTrainedModel",
     live: LiveEncoder,
     reading: Reading,
     arguments: dict,
@@ -216,11 +213,7 @@ def run(
     )
     key_bias = None
     if keep_padding and mask is not None:
-        is_padding = (mask == 0).flatten()
-        key_bias = torch.zeros(is_padding.shape, device=mask.device).masked_fill(
-            is_padding, -torch.inf
-        )
-        mask = None
+        key_bias, mask = _hidden_keys(mask), None
     batch = pack(ids, mask, total_tokens=total, max_seqlen=longest)
     check_cu_seqlens(batch.cu_seqlens, batch.total_tokens, batch.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, batch)
@@ -247,6 +240,12 @@ def run(
     if projection is not None:
         last = project(last, projection)
     return PackedRun(last, tuple(kept), batch, tied_weight, output_tokens)
+
+
+def _hidden_keys(mask: Tensor) -> Tensor:
+    """The bias of each key with which no token sees padding: float32 (batch * length,), 0 or minus infinity."""
+    is_padding = (mask == 0).flatten()
+    return torch.zeros(is_padding.shape, device=mask.device).masked_fill(is_padding, -torch.inf)
 
 
 def _global_tokens(

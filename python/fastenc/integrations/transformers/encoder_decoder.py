@@ -66,7 +66,7 @@ def decoder_reason(
         return "encoder_attention_mask is not (batch, length)"
     own = {name: value for name, value in arguments.items() if name not in SOURCE}
     # The class is a decoder's, and its configuration says so.
-    reason = base_model.arguments_reason(decoder, live, own | {"is_decoder": False}, None)
+    reason = base_model.arguments_reason(decoder, live, own | {"is_decoder": False})
     target_mask = arguments.get("attention_mask")
     if reason is None and target_mask is not None:
         reason = base_model.padding_reason(target_mask, read_metadata(target_mask, None))
@@ -142,7 +142,7 @@ def with_loss(
     of_encoder = {name: arguments.get(name) for name in ("input_ids", "attention_mask")}
     mask = of_encoder["attention_mask"]
     sizes = read_metadata(mask, None)
-    source = base_model.run(stacks_of(model)[0], encoder, encoder_reading, of_encoder, sizes, None)
+    source = base_model.run(encoder, encoder_reading, of_encoder, sizes, None)
     ids = arguments.get("decoder_input_ids")
     if ids is None:
         ids = _decoder_input_ids(model, labels)

@@ -69,7 +69,7 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
             metadata = context.metadata
         else:
             metadata = take_metadata(arguments, reads_ids=True)
-        reason, reading = _read(encoder, live, arguments, metadata)
+        reason, reading = _read(encoder, live, arguments)
         padding_reason = None if context is None else context.padding_reason
         padding_reason = padding_reason or base_model.kept_padding_reason(encoder, live, metadata)
         if padding_reason is not None and reading is not None:
@@ -83,9 +83,7 @@ def encoder_forward(encoder, state: PatchState, arguments: dict, plain):
         return plain(**arguments)
     wanted = base_model.wanted_states(encoder, live, arguments)
     choose = first_tokens if context is not None and context.first_only else None
-    packed = base_model.run(
-        *(encoder, live, reading, arguments, metadata, wanted, choose), keep_padding
-    )
+    packed = base_model.run(*(live, reading, arguments, metadata, wanted, choose), keep_padding)
     return base_model.output(encoder, live, packed, arguments, wanted)
 
 
@@ -141,7 +139,7 @@ def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
         sizes = read_metadata(mask, None)
         encoder = encoder_decoder.stacks_of(model)[0]
         live = readings[0][0]
-        reason = base_model.arguments_reason(encoder, live, inner, sizes)
+        reason = base_model.arguments_reason(encoder, live, inner)
         # The decoder reads the tokens of the source alone.
         reason = reason or base_model.kept_padding_reason(encoder, live, sizes, reads_first=False)
     if reason is not None:
@@ -170,10 +168,10 @@ def _in_context(context: _CallContext, plain, arguments: dict):
 
 
 def _read(
-    encoder: "PreTrainedModel", live: LiveEncoder, arguments: dict, metadata: BatchMetadata | None
+    encoder: "PreTrainedModel", live: LiveEncoder, arguments: dict
 ) -> tuple[str | None, Reading | None]:
     """(None, the reading of the encoder), or (why it must take its own forward, None)."""
-    reason = base_model.arguments_reason(encoder, live, arguments, metadata)
+    reason = base_model.arguments_reason(encoder, live, arguments)
     if reason is None:
         live.architecture.follow_live(encoder, base_model.inputs_of(arguments).shape[1])
         reading = live.read(encoder)
@@ -221,7 +219,7 @@ def masked_lm_forward(model, state: PatchState, arguments: dict, plain):
     live, metadata = of_encoder.encoder, take_metadata(arguments)
     if _loss_reads_padding(arguments, metadata) is None:
         inner = {name: value for name, value in arguments.items() if name != "labels"}
-        _, reading = _read(encoder, live, inner, metadata)
+        _, reading = _read(encoder, live, inner)
         reason = state.head.unsupported_reason(model) or masked_lm.call_reason(model, arguments)
         keeps = base_model.kept_padding_reason(encoder, live, metadata) is not None
         if reading is not None and reason is None and not keeps:

@@ -121,9 +121,8 @@ def _returned_class(model: "PreTrainedModel") -> type:
     if config.model_type == "gemma3_text":
         config.use_cache = True  # without a cache it reads the values of position ids
     if getattr(config, "relative_attention", False):
-        config.relative_attention = (
-            False  # DeBERTa v1 would read a length that it puts on the device
-        )
+        # DeBERTa v1 would read a length that it puts on the device.
+        config.relative_attention = False
     with torch.device("meta"), _WithoutParameters(model.dtype), torch.no_grad():
         ids = torch.ones(1, 1, dtype=torch.long)
         new = _new(model, config).eval()
@@ -357,10 +356,8 @@ class Snapshot:
                     for buffers, key, buffer, contents in self._buffers
                 )
             )
-        except (
-            RuntimeError,
-            ValueError,
-        ):  # an attribute is a tensor, whose comparison has no truth value
+        except (RuntimeError, ValueError):
+            # An attribute is a tensor, whose comparison has no truth value.
             return False
 
 

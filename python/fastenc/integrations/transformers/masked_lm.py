@@ -91,7 +91,7 @@ def forward(
     # Without metadata the encoder returns all rows, because counting the labelled ones would wait for the device.
     if labels is not None and labelled_logits_only and metadata is not None:
         choose = partial(_labelled_tokens, labels, metadata.labelled)
-    packed = base_model.run(encoder, live, reading, arguments, metadata, wanted, choose)
+    packed = base_model.run(live, reading, arguments, metadata, wanted, choose)
     hidden, decoder = packed.last, _module(model, live, "decoder")
     tied = decoder is None or decoder.weight is reading.modules["embeddings.word"].weight
     weight = packed.tied_weight if tied else decoder.weight

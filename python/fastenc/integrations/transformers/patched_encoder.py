@@ -129,9 +129,8 @@ class PatchedEncoder(Encoder):
             super().save_pretrained(folder)
             return
         self.model.save_pretrained(folder)
-        if not getattr(
-            self.model, "_hf_peft_config_loaded", False
-        ):  # else it has just written PEFT's adapter
+        has_peft_adapter = getattr(self.model, "_hf_peft_config_loaded", False)
+        if not has_peft_adapter:  # the model has just written it
             remove(Path(folder))
         self._write_tokenizer(Path(folder))
 

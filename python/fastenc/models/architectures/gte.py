@@ -120,8 +120,6 @@ def _rope_parameters(values: ConfigValues) -> ConfigValues:
     missing = [name for name in sizes if name not in values]
     if missing:
         raise ValueError(f"config.json must give {', '.join(missing)}: is the file complete?")
-    dim, k = (
-        max(1, values["hidden_size"] // values["num_attention_heads"]),
-        float(scaling["factor"]),
-    )
+    dim = max(1, values["hidden_size"] // values["num_attention_heads"])
+    k = float(scaling["factor"])
     return {"rope_type": "linear", "factor": k ** (2 / dim), "rope_theta": k * theta}

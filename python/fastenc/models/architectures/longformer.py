@@ -1,7 +1,7 @@
 """Longformer: RoBERTa with attention in a window, and global tokens that see all and are seen by all.
 
-Global tokens attend by projections of their own. Which tokens are global is said by the batch; the heads for classes of
-sequences and for questions choose them where it says nothing.
+Global tokens attend by projections of their own. The batch says which tokens are global. If it does not, the heads for
+classes of sequences and for questions choose them.
 Source: Beltagy et al. 2020, arXiv:2004.05150.
 """
 

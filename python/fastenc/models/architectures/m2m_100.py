@@ -11,7 +11,7 @@ from fastenc.models.architectures.pegasus import Pegasus
 from fastenc.models.architectures.sinusoids import tensor2tensor_sinusoids
 from fastenc.models.architectures.values import ConfigValues
 
-MORE_ROWS = 2  # The position table has so many rows more than max_position_embeddings says.
+MORE_ROWS = 2  # rows of the position table beyond max_position_embeddings
 LENGTH = "max_position_embeddings"
 
 

@@ -74,10 +74,8 @@ class T5(Architecture):
 
     def check_supported(self, values: ConfigValues) -> None:
         super().check_supported(values)
-        buckets, distance = (
-            values.get("relative_attention_num_buckets", 32),
-            values.get("relative_attention_max_distance", 128),
-        )
+        buckets = values.get("relative_attention_num_buckets", 32)
+        distance = values.get("relative_attention_max_distance", 128)
         if distance <= buckets // 4:
             raise ValueError(
                 "config.json: relative_attention_max_distance must be more than a quarter of "
@@ -150,8 +148,8 @@ class T5(Architecture):
         return False
 
     def initial_stds(self, config, name: str) -> tuple[float, ...]:
-        """One over the root of a matrix product's inputs, and of a head's width more for queries, whose scores are not
-        scaled; 1 for the words. ``initializer_factor`` multiplies all. Source: transformers, as Mesh TensorFlow."""
+        """inputs^-0.5 for a matrix; (inputs * head_dim)^-0.5 for queries, because T5 does not scale scores; 1 for the
+        word embeddings. ``initializer_factor`` multiplies all. Source: transformers, as Mesh TensorFlow."""
         width, inner = config.hidden_size, config.num_heads * config.head_dim
         usual, query = width**-0.5, (width * config.head_dim) ** -0.5
         stds = {

@@ -137,7 +137,7 @@ class Vectors:
         return self.truncate_dim or self.encoder.config.output_size
 
     def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory for the vectors of so many texts, of this dtype or the model's."""
+        """Memory for the vectors of ``texts`` texts, in ``dtype`` or the model's dtype."""
         weight = self.encoder.embeddings.word.weight
         return torch.empty((texts, self.width), dtype=dtype or weight.dtype, device=weight.device)
 

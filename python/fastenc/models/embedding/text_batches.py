@@ -40,7 +40,7 @@ class TextBatches:
             )
 
     def number(self, texts: int) -> int:
-        """The number of batches of so many texts."""
+        """The number of batches that ``texts`` texts make."""
         return -(-texts // self.batch_size)
 
     def of_part(self, texts: Sequence[str], first: int = 0) -> list[TextBatch]:

@@ -1,4 +1,4 @@
-"""BGE-M3: of one forward a vector of a text, a weight for each of its tokens, and a vector for each of its tokens."""
+"""BGE-M3: one forward gives a vector of each text, and a weight and a vector of each of its tokens."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -204,7 +204,7 @@ class Seq2Seq(PretrainedModel):
                 ``forced_eos_token_id`` is the last token of a target that reaches max_new_tokens.
             min_new_tokens: the least tokens of a target with the end token. None: 0; a checkpoint may give
                 ``min_length``.
-            no_repeat_ngram_size: no sequence of so many tokens occurs twice in a target. None: 0, any may.
+            no_repeat_ngram_size: n: no n tokens in a row occur twice in a target. None: 0, any may.
         Returns: for each source the target's tokens, without the start token, with the end token if it was reached.
         Raises: ValueError for options out of bounds, without a start token, for targets beyond the positions, and for a
             checkpoint that asks for what is not computed here, such as ``repetition_penalty``. Its ``do_sample`` has no

@@ -177,7 +177,7 @@ def kl_distillation(vectors: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _dot_products(vectors: Tensor) -> Tensor:
-    """Of each text with its partner and hard negative, (pairs, 2)."""
+    """The dot products of each text with its partner and with its hard negative, (pairs, 2)."""
     return (vectors[:, :1].float() * vectors[:, 1:].float()).sum(2)
 
 

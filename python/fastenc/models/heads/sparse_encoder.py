@@ -149,7 +149,7 @@ class SparseEncoder(MaskedLM):
         Args:
             texts: one text or several; a longer one is cut to ``max_tokens``.
             batch_size: texts in a batch. Batches have texts of similar length.
-            max_active: keep each text's heaviest tokens only, so many; None: all.
+            max_active: the number of each text's heaviest tokens that are kept; None: all.
             convert_to_tensor: return a sparse tensor instead of dictionaries.
             show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         Returns: a list of {token: weight}, from the heaviest to the lightest, or one of them for one text; or a sparse

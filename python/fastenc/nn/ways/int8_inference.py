@@ -102,12 +102,10 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
 
 def run_int8_inference(layer_call: LayerCall) -> LayerState:
     """:func:`fastenc.nn.layer.run_single_ops` without gradients, its products in 8 bits."""
-    state, inputs, spec, w = (
-        layer_call.state,
-        layer_call.inputs,
-        layer_call.spec,
-        layer_call.weights,
-    )
+    state = layer_call.state
+    inputs = layer_call.inputs
+    spec = layer_call.spec
+    w = layer_call.weights
     a, packed = spec.attention, layer_call.prepared.int8
     assert packed is not None
     if not torch.compiler.is_compiling():
