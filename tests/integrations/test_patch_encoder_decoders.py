@@ -254,8 +254,8 @@ def test_a_source_without_tokens(family, training):
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_a_seq2seq_trainer_runs_fused(family, tmp_path):
-    """It gives the model num_items_in_batch, and generate the labels."""
-    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+    """It gives the model num_items_in_batch, and generate the labels and the collator's counts."""
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, default_data_collator
 
     own = whole(family, **NO_DROPOUT)
     batch, _ = both_batches(family)
@@ -274,8 +274,14 @@ def test_a_seq2seq_trainer_runs_fused(family, tmp_path):
         use_cpu=True,
     )
     results = []
-    for model in (own, fastenc.patch(copy.deepcopy(own))):
-        trainer = Seq2SeqTrainer(model, arguments, train_dataset=rows)
+    for model, collator in (
+        (own, default_data_collator),
+        (
+            fastenc.patch(copy.deepcopy(own)),
+            fastenc.DataCollatorWithSeqlens(default_data_collator),
+        ),
+    ):
+        trainer = Seq2SeqTrainer(model, arguments, collator, train_dataset=rows)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="fastenc")
             trainer.train()
