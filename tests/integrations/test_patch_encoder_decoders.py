@@ -250,3 +250,44 @@ def test_a_source_without_tokens(family, training):
         expected.loss.backward()
         output.loss.backward()
         assert_same_gradients(fused, own)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_seq2seq_trainer_runs_fused(family, tmp_path):
+    """It gives the model num_items_in_batch, and generate the labels and the collator's counts."""
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, default_data_collator
+
+    own = whole(family, **NO_DROPOUT)
+    batch, _ = both_batches(family)
+    rows = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    arguments = Seq2SeqTrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        predict_with_generate=True,
+        generation_max_length=6,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    results = []
+    for model, collator in (
+        (own, default_data_collator),
+        (
+            fastenc.patch(copy.deepcopy(own)),
+            fastenc.DataCollatorWithSeqlens(default_data_collator),
+        ),
+    ):
+        trainer = Seq2SeqTrainer(model, arguments, collator, train_dataset=rows)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="fastenc")
+            trainer.train()
+            predicted = trainer.predict(rows)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        results.append((torch.tensor([*losses, predicted.metrics["test_loss"]]), predicted))
+    (expected, tokens), (losses, ours) = results
+    close(losses, expected, atol=1e-4)
+    assert ours.predictions.tolist() == tokens.predictions.tolist()

@@ -345,6 +345,8 @@ SWITCHES = [
     ("modernbert", dict(layer_types=["sliding_attention"] * 4, local_attention=6)),
     ("modernbert", dict(global_attn_every_n_layers=2, hidden_activation="silu")),
     ("modernbert", dict(tie_word_embeddings=False)),
+    # As mmBERT's files have it; transformers reads no such value.
+    ("modernbert", dict(position_embedding_type="sans_pos")),
     ("nomic_bert", dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=False)),
     ("gte", dict(type_vocab_size=0)),
     (

@@ -5,8 +5,10 @@ import re
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+import fastenc
 from fastenc.adapt import use_adaptation
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder, MaskedLM, SequenceClassifier
@@ -157,6 +159,20 @@ def test_a_folder_of_the_remote_code(family, task, tmp_path):
     ours.save_pretrained(tmp_path / "saved")
     agree(type(theirs).from_pretrained(tmp_path / "saved").eval())
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+
+
+def test_a_folder_of_the_remote_code_with_transformers_model_type(tmp_path):
+    """snowflake-arctic-embed-m-v2.0, which transformers loads with its own class."""
+    changes = dict(model_type="gte", rope_scaling=None, rope_theta=300)
+    folder = remote_folder("gte", model("gte"), tmp_path, **changes)
+    theirs = transformers.GteModel.from_pretrained(folder).eval()
+    batch = padded_batch("gte")
+    mask = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = theirs(**batch).last_hidden_state[mask]
+        ours = Encoder.from_pretrained(folder)(packed(batch))
+        close(ours.last_hidden_state, expected)
+        close(fastenc.patch(theirs)(**batch).last_hidden_state[mask], expected)
 
 
 def test_nomics_scaling_by_length_begins_after_the_texts_of_pretraining(tmp_path):

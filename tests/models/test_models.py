@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from fastenc.demo.checkpoint import minilm_folder
-from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier
+from fastenc.models import Encoder, EncoderConfig, MaskedLM, SentenceEmbedder, SequenceClassifier
 from fastenc.ops import unpack
 from fastenc.packing import offsets, pack_sequences
 from tests.helpers.checkpoints import close, packed, save
@@ -294,6 +294,27 @@ def test_broken_checkpoints_are_named(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             Encoder.from_pretrained(broken(change))
+
+
+@pytest.mark.parametrize(
+    ("model_class", "option", "message"),
+    [
+        (
+            Encoder,
+            "device",
+            "options dtype, layer_mix, got device: call .to\\(device\\) on the loaded",
+        ),
+        (
+            MaskedLM,
+            "activation",
+            "options dtype, layer_mix, mask_decoder, got activation: leave it out",
+        ),
+        (SentenceEmbedder, "temperature", ", scale, .*, got temperature: leave it out"),
+    ],
+)
+def test_unknown_options_are_named_before_the_files_are_read(model_class, option, message):
+    with pytest.raises(ValueError, match=message):
+        model_class.from_pretrained("nowhere", **{option: "cpu"})
 
 
 def test_shards_that_are_links_are_read(tmp_path):

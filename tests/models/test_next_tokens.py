@@ -19,6 +19,8 @@ def by_a_table(logits, targets, rules, count):
             too_early = token in rules.ends and len(target) < rules.min_new_tokens
             if repeats or too_early or token in rules.left_out:
                 table[row, token] = -torch.inf
+    if rules.renormalize:
+        table = torch.log_softmax(table, -1)
     return table.topk(count)
 
 
@@ -31,6 +33,7 @@ def test_they_are_those_of_the_table(seed):
         min_new_tokens=draw.choice([0, 4]),
         no_repeat_ngram_size=draw.choice([0, 1, 2, 3]),
         left_out=tuple(draw.sample(range(VOCABULARY), draw.choice([0, 3]))),
+        renormalize=draw.choice([False, True]),
     )
     targets = torch.randint(0, 4, (5, draw.randint(0, 8)))
     logits, count = 2 * torch.randn(5, VOCABULARY), draw.choice([1, 4, VOCABULARY])

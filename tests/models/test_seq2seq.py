@@ -109,8 +109,10 @@ def test_least_new_tokens_stand_above_the_least_length(tmp_path):
     assert Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch) == rows
 
 
+@pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_tokens_that_no_target_has(beams, tmp_path):
+def test_tokens_that_no_target_has(beams, renormalize, tmp_path):
+    """With the settings that OPUS-MT's checkpoints have."""
     theirs = whole("marian")
     padded, (batch, *_) = both_batches("marian")
     del padded["labels"]
@@ -118,6 +120,7 @@ def test_tokens_that_no_target_has(beams, tmp_path):
     free = Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch, **options)
     left_out = sorted({row[0] for row in free} | {row[3] for row in free})
     theirs.generation_config.bad_words_ids = [[token] for token in left_out]
+    theirs.generation_config.renormalize_logits = renormalize
     rows = [row[1:] for row in theirs.generate(**padded, **options, do_sample=False).tolist()]
     rows = [row[: row.index(2) + 1] if 2 in row else row for row in rows]
     ours = Seq2Seq.from_pretrained(save(theirs, tmp_path))

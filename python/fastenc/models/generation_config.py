@@ -38,6 +38,7 @@ RULES: dict[str, Rule] = {
     "forced_bos_token_id": ID,
     "forced_eos_token_id": ID,
     "bad_words_ids": SINGLE_TOKENS,
+    "renormalize_logits": SWITCH,
 }
 # Files made by older versions of transformers have it although nobody chose it.
 UNCHOSEN_MAX_LENGTH = 20
@@ -55,7 +56,6 @@ NOT_COMPUTED: dict[str, tuple[object, ...]] = {
     "penalty_alpha": (0,),
     "guidance_scale": (1,),
     "stop_strings": ([],),
-    "renormalize_logits": (False,),
 }
 
 
@@ -122,6 +122,7 @@ def search_options(settings: Mapping[str, Any], start: int, ends: tuple[int, ...
         left_out=tuple(
             token for (token,) in settings.get("bad_words_ids", ()) if token not in ends
         ),
+        renormalize=settings.get("renormalize_logits", False),
     )
     return SearchOptions(
         max_new_tokens=most,

@@ -20,6 +20,7 @@ class TokenRules:
         min_new_tokens: the least tokens of a target; before them it does not end.
         no_repeat_ngram_size: n: no n tokens in a row occur twice in a target, the start token included; 0: any may.
         left_out: tokens that no target has.
+        renormalize: whether the probabilities of the tokens that may follow add up to 1, without those that must not.
     """
 
     start: int
@@ -28,6 +29,7 @@ class TokenRules:
     min_new_tokens: int = 0
     no_repeat_ngram_size: int = 0
     left_out: tuple[int, ...] = ()
+    renormalize: bool = False
 
 
 def next_tokens(
@@ -49,6 +51,11 @@ def next_tokens(
         return scores, torch.full_like(scores, rules.forced[position], dtype=torch.int64)
     never = [*rules.left_out, *(rules.ends if position < rules.min_new_tokens else ())]
     owners, repeating = _repeating(targets, rules)
+    if rules.renormalize:
+        logits = logits.float().clone()
+        logits[:, never] = -torch.inf
+        logits[owners, repeating] = -torch.inf
+        return log_softmax_topk(logits, count)
     # So many of a row's most probable tokens may turn out to be forbidden.
     spare = len(never) + (int(owners.bincount().max()) if len(owners) else 0)
     scores, tokens = log_softmax_topk(logits.float(), min(count + spare, vocabulary))

@@ -1,5 +1,6 @@
 """The base class of all models: loading and saving of checkpoints, and weight initialisation."""
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
@@ -137,8 +138,10 @@ class PretrainedModel(CheckpointNames):
         A head that is not in the checkpoint is initialised; a missing weight of the encoder is an error.
         Raises: ValueError for an unknown family, a missing, corrupt or incomplete checkpoint, a weight of a wrong
             shape, a tokenizer with more tokens than embeddings, a checkpoint that was fine-tuned for another task or
-            other labels, or a dtype that there is not. For "int8" also what :func:`fastenc.freeze` says.
+            other labels, an unknown option, or a dtype that there is not. For "int8" also what :func:`fastenc.freeze`
+            says.
         """
+        cls._check_options(options)
         if dtype != INT8:
             dtype = checkpoint.checked_dtype(dtype)
         folder = checkpoint.resolve(path_or_hub_id)
@@ -160,6 +163,25 @@ class PretrainedModel(CheckpointNames):
             # The loaded parameters keep the whole file in memory.
             copy_parameters(model)
         return model
+
+    @classmethod
+    def _option_names(cls) -> list[str]:
+        """The constructor's arguments that :meth:`from_pretrained` takes."""
+        _, _, *names = inspect.signature(cls.__init__).parameters
+        return names
+
+    @classmethod
+    def _check_options(cls, options: dict[str, Any]) -> None:
+        known = cls._option_names()
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            remedy = (
+                "call .to(device) on the loaded model" if "device" in unknown else "leave it out"
+            )
+            raise ValueError(
+                f"{cls.__name__}.from_pretrained has the options {', '.join(['dtype', 'layer_mix', *known])}, got "
+                f"{', '.join(unknown)}: {remedy}"
+            )
 
     @classmethod
     def check_task(cls, folder: Path, hf_config: JsonObject) -> None:

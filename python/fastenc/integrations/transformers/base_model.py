@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 INDICES = ("input_ids", "token_type_ids", "position_ids")
 GLOBAL_MASK = "global_attention_mask"  # an input of families with global attention
-# Arguments that do not change the results of this forward.
-HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch"}
+# Arguments that do not change the results of this forward. A Seq2SeqTrainer gives generate the labels, which gives them
+# to the encoder.
+HARMLESS = {"return_dict", "output_hidden_states", "use_cache", "num_items_in_batch", "labels"}
 # Switches of the configuration that transformers reads in every call.
 READ_AT_CALL = ("output_attentions", "is_decoder", "is_causal")
 

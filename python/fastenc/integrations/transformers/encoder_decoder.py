@@ -194,6 +194,8 @@ def loss_reason(model: Any, arguments: dict[str, Any]) -> str | None:
         "labels",
         "return_dict",
         "use_cache",
+        # The Trainer gives it, and the classes' losses do not read it.
+        "num_items_in_batch",
     }
     extra = {
         name

@@ -253,14 +253,21 @@ def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> PatchState
     state = state_of(module)
     if state is not None:
         return state
-    signature = inspect.signature(module.forward)
+    signature = _with_metadata(inspect.signature(module.forward))
     module.__dict__[STATE] = state = PatchState(fused, module.__dict__.get("forward"))
     forward = BoundForward(_forward, module)
-    # The Trainer reads the signature to know the columns that the model takes.
+    # The Trainer reads the signature to know the columns that the model takes, and generate to know its arguments.
     forward.__signature__ = signature  # type: ignore[attr-defined]
     module.forward = forward  # type: ignore[method-assign]
     module._replicate_for_data_parallel = functools.partial(_replica, module)  # type: ignore[method-assign]
     return state
+
+
+def _with_metadata(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with the argument that DataCollatorWithSeqlens adds to a batch."""
+    added = inspect.Parameter(KEY, inspect.Parameter.KEYWORD_ONLY, default=None)
+    parameters = [*signature.parameters.values(), added]
+    return signature.replace(parameters=sorted(parameters, key=lambda each: each.kind))
 
 
 def _install_stack(

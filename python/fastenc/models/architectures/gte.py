@@ -1,7 +1,8 @@
 """GTE's "new" encoders: NomicBERT's layers with GeGLU and biases. Source: Zhang et al. 2024, arXiv:2407.19669.
 
-Checkpoints of the hub's remote code (model_type "new") have ``attention.qkv_proj``, ``mlp.up_gate_proj``, whose second
-half gets the activation, and rotary angles with "NTK" scaling, which does not depend on the text's length.
+Checkpoints of the hub's remote code (model_type "new", in snowflake-arctic-embed-m-v2.0 "gte") have
+``attention.qkv_proj``, ``mlp.up_gate_proj``, whose second half gets the activation, and rotary angles with "NTK"
+scaling, which does not depend on the text's length.
 """
 
 import re
@@ -20,12 +21,6 @@ HUB_LAYER = {
     "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm",
 }
-# The remote code's switches → the only supported value.
-REMOTE_SWITCHES = {
-    "position_embedding_type": "rope",
-    "layer_norm_type": "layer_norm",
-    "logn_attention_scale": False,
-}
 
 
 class Gte(NomicBert):
@@ -43,6 +38,12 @@ class Gte(NomicBert):
         "max_positions": 8192,
     }
     new_config = {"type_vocab_size": 1, "pad_token_id": 1}
+    # Switches of the remote code, which transformers keeps in the configuration of a loaded model.
+    supported = NomicBert.supported | {
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_scale": False,
+    }
     theta = 160_000.0
     lm_head = HeadSpec(
         {
@@ -54,14 +55,9 @@ class Gte(NomicBert):
     )
 
     def normalize_config(self, values: ConfigValues) -> ConfigValues:
-        if values["model_type"] != self.remote_name:
+        if values["model_type"] == self.name and "rope_theta" not in values:
             return values
-        for key, computed in REMOTE_SWITCHES.items():
-            if values.get(key, computed) != computed:
-                raise ValueError(
-                    f"config.json: {key} must be {computed!r}, got {values[key]!r}: take the remote code for this model"
-                )
-        dropped = (*REMOTE_SWITCHES, "rope_theta", "rope_scaling", "auto_map")
+        dropped = ("rope_theta", "rope_scaling", "auto_map")
         kept = {key: value for key, value in values.items() if key not in dropped}
         names = [name.removeprefix("New") for name in values.get("architectures") or []]
         return {

@@ -68,6 +68,8 @@ class ModernBert(Architecture):
     new_config = {"type_vocab_size": 0, "eps": 1e-5, "max_positions": 8192}
     has_pooler = False
     has_token_types = False
+    # No position_embedding_type: positions are always rotary, and mmBERT's files have "sans_pos".
+    supported = {"is_decoder": False, "add_cross_attention": False}
     lm_head = HeadSpec({**HEAD, "decoder": "decoder", "bias": "decoder.bias"})
     classifier = HeadSpec({**HEAD, "out": "classifier"})
     token_classifier = HeadSpec({**HEAD, "out": "classifier"})

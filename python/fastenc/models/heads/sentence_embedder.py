@@ -86,6 +86,11 @@ class SentenceEmbedder(PretrainedModel):
         self._take(SentenceSettings())
 
     @classmethod
+    def _option_names(cls) -> list[str]:
+        *own, _ = super()._option_names()
+        return [*own, *EmbeddingLoss.__dataclass_fields__]
+
+    @classmethod
     def build(cls, config: EncoderConfig, hf_config: JsonObject, **options) -> "SentenceEmbedder":
         trained = cast(JsonObject, hf_config.get("task_options") or {})
         for name in EmbeddingLoss.__dataclass_fields__:
