@@ -261,7 +261,7 @@ def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
 
 
 @pytest.mark.parametrize("widths", [(32, 32), (32, 64, 32), (32, 16)])
-def test_dense_modules_are_computed_if_they_end_at_the_models_width(encoder, tmp_path, widths):
+def test_dense_modules_are_computed(encoder, tmp_path, widths):
     from sentence_transformers import SentenceTransformer, models
 
     encoder.save_pretrained(tmp_path / "base")
@@ -272,13 +272,16 @@ def test_dense_modules_are_computed_if_they_end_at_the_models_width(encoder, tmp
         steps.append(models.Dense(before, after, **given))
     peer = SentenceTransformer(modules=[*steps, models.Normalize()], device="cpu").eval()
     peer.save(str(tmp_path / "peer"))
-    if widths[-1] != 32:
-        with pytest.warns(UserWarning, match="Dense modules that end at the width 32"):
-            assert Encoder.from_pretrained(tmp_path / "peer").sentence is None
-        return
     expected = peer.encode(TEXTS, convert_to_tensor=True)
     ours = Encoder.from_pretrained(tmp_path / "peer")
     np.testing.assert_allclose(ours.encode(TEXTS), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        ours.encode(TEXTS, truncate_dim=10),
+        peer.encode(TEXTS, truncate_dim=10, convert_to_tensor=True),
+        atol=1e-5,
+    )
+    with pytest.raises(ValueError, match=f"truncate_dim must be from 1 to .* {widths[-1]}, got 65"):
+        ours.encode(TEXTS, truncate_dim=65)
     embedder = SentenceEmbedder.from_pretrained(tmp_path / "peer")
     np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=1e-5)
     embedder.save_pretrained(tmp_path / "again")

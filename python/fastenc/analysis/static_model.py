@@ -13,6 +13,7 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.models.checkpoint import read_tensor_file
+from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.packing import pack_sequences
@@ -105,7 +106,7 @@ def distill_static(
     Args:
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
         texts: a sample of the texts that the model will encode.
-        components: width of the vectors; None: the encoder's width, without a projection.
+        components: width of the vectors; None: that of the encoder's vectors of texts, without a projection.
         smoothing: the parameter a of Arora et al., positive.
         batch_size: number of tokens in a batch of the encoder.
     Raises: ValueError for an encoder without a tokenizer, texts without tokens, ``components`` above the encoder's
@@ -117,10 +118,11 @@ def distill_static(
         raise ValueError(
             "the encoder must have a tokenizer, got none: load it from a folder with a tokenizer.json"
         )
-    width = encoder.config.output_size
+    width = (encoder.sentence or SentenceSettings()).width(encoder.config.output_size)
     if components is not None and not 1 <= components <= width:
         raise ValueError(
-            f"components must be from 1 to {width}, the encoder's width, got {components}: give one in this range"
+            f"components must be from 1 to {width}, the width of the encoder's vectors, got {components}: give one in "
+            "this range"
         )
     if not 0 < smoothing < math.inf:
         raise ValueError(f"smoothing must be positive and finite, got {smoothing}: 1e-3 is usual")

@@ -242,7 +242,7 @@ class Encoder(LayerStack, PretrainedModel):
         Args:
             pooling: "cls" (the first token's state), "mean" or "max" over the tokens, or "last-four", the mean over
                 tokens and the last four layers.
-        Returns: (batch, output_size), the model's dtype.
+        Returns: (batch, width), the model's dtype; width: ``config.output_size``, or that of the last linear layer.
         Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
         if pooling == "cls":

@@ -254,7 +254,8 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         examples: Sequence[PairExample],
         logits: list[Tensor],
     ) -> Tensor:
-        return torch.stack(logits) if logits else torch.empty((0, 2, model.config.output_size))
+        width = model.settings.width(model.config.output_size)
+        return torch.stack(logits) if logits else torch.empty((0, 2, width))
 
     def similarities(self, predictions: Tensor) -> list[float]:
         """The cosine similarity of each text and its partner."""

@@ -128,13 +128,9 @@ class Vectors:
     pooling: str
     adaptation: str | None
     normalizes_before: bool
-    truncate_dim: int | None
+    width: int
     normalizes_after: bool
     batch_invariant: bool
-
-    @property
-    def width(self) -> int:
-        return self.truncate_dim or self.encoder.config.output_size
 
     def empty(self, texts: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for the vectors of ``texts`` texts, in ``dtype`` or the model's dtype."""
@@ -152,7 +148,7 @@ class Vectors:
             for chosen, batch in batches:
                 x = self.encoder.pooled_vectors(batch.to(result.device), self.pooling)
                 x = normalize_rows(x) if self.normalizes_before else x
-                x = x[:, : self.truncate_dim]
+                x = x[:, : self.width]
                 x = normalize_rows(x) if self.normalizes_after else x
                 result[send(torch.tensor(chosen), result.device)] = x.to(result.dtype)
 
@@ -183,12 +179,11 @@ def vectors_of(
     settings = encoder.sentence or SentenceSettings()
     pooling = settings.pooling if pooling is None else pooling
     check_pooling(pooling, encoder.config.num_layers)
-    width = encoder.config.output_size
+    width = settings.width(encoder.config.output_size)
     if truncate_dim is not None and not 1 <= truncate_dim <= width:
         raise ValueError(
-            f"truncate_dim must be from 1 to the model's width {width}, got {truncate_dim}"
+            f"truncate_dim must be from 1 to the vectors' width {width}, got {truncate_dim}"
         )
-    truncate_dim = settings.truncate_dim if truncate_dim is None else truncate_dim
     device = encoder.embeddings.word.weight.device
     if batch_invariant and device.type not in ("cpu", "cuda"):
         raise ValueError(
@@ -204,7 +199,7 @@ def vectors_of(
         pooling,
         adaptation,
         settings.normalize if normalize is None else False,
-        truncate_dim,
+        truncate_dim or settings.truncate_dim or width,
         bool(normalize),
         batch_invariant,
     )

@@ -8,7 +8,7 @@ is a WeightedLayerPooling of all states. Its factor gamma is left out, because i
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ class SentenceSettings:
         standardization: applied to the pooled vector before the scaling, or None.
         prompts: texts that may be put before each text, by name.
         include_prompt: whether the pooling reads the tokens of a prompt.
-        dense: linear layers that are applied in place of a standardization; the last one's width is hidden_size.
-            Training leaves them as they are.
+        dense: linear layers that are applied in place of a standardization. Training leaves them as they are.
         default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
         similarity: how sentence-transformers compares vectors ("cosine", "dot", ...). fastenc only keeps it.
         truncate_dim: number of the vectors' first dimensions that are kept, or None.
@@ -88,12 +87,16 @@ class SentenceSettings:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
 
     def after_pooling(self, vectors: Tensor) -> Tensor:
-        """The pooled vectors (..., hidden_size), standardized or after the linear layers."""
+        """The pooled vectors (..., output_size), standardized, or after the linear layers and of their width."""
         if self.standardization is not None:
             return self.standardization(vectors)
         for dense in self.dense:
             vectors = dense(vectors)
         return vectors
+
+    def width(self, pooled: int) -> int:
+        """The width of a text's vector before ``truncate_dim``, of the width of the pooled one."""
+        return self.dense[-1].weight.shape[0] if self.dense else pooled
 
     def prompt_of(self, prompt: str | None, name: str | None) -> str:
         """What is put before each text: the prompt, the one with this name, the default one, or nothing.
@@ -141,8 +144,8 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     standardization = Standardization.of(dense[0]) if len(dense) == 1 else None
     if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules that end at the width "
-            f"{config.output_size}, without activation or with tanh, and optionally Normalize, got "
+            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules without activation or with "
+            f"tanh, the first of inputs of the width {config.output_size}, and optionally Normalize, got "
             f"{', '.join(module_types)}: use sentence-transformers for other steps"
         )
     values = json_in(where["Pooling"] / "config.json")
@@ -157,8 +160,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
             "sentence-transformers"
         )
     main = main_in(folder)
-    kept = main.get("truncate_dim") or config.output_size
-    return SentenceSettings(
+    settings = SentenceSettings(
         pooling,
         "Normalize" in module_types,
         max_length_in(folder),
@@ -168,8 +170,10 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         () if standardization is not None else dense,
         main.get("default_prompt_name"),
         main.get("similarity_fn_name") or "cosine",
-        kept if kept < config.output_size else None,
     )
+    width = settings.width(config.output_size)
+    kept = main.get("truncate_dim") or width
+    return replace(settings, truncate_dim=kept if kept < width else None)
 
 
 def main_in(folder: Path) -> dict[str, Any]:
@@ -184,14 +188,17 @@ def main_in(folder: Path) -> dict[str, Any]:
 
 
 def _dense(folders: list[Path], width: int) -> tuple[Dense, ...]:
-    """The linear layers in these folders, or none if one computes something else, or their widths do not fit."""
+    """The linear layers in these folders, or none if one computes something else, or their widths do not fit.
+
+    Args: width: the width of the first one's inputs.
+    """
     found = [Dense.load(folder) for folder in folders]
     layers = tuple(layer for layer in found if layer is not None)
     widths = [width, *(layer.weight.shape[0] for layer in layers)]
     fit = all(
         layer.weight.shape[1] == before for layer, before in zip(layers, widths, strict=False)
     )
-    return layers if len(layers) == len(found) and fit and widths[-1] == width else ()
+    return layers if len(layers) == len(found) and fit else ()
 
 
 def write_settings(

@@ -68,7 +68,6 @@ class SentenceEmbedder(PretrainedModel):
     ):
         super().__init__(config)
         self.loss = EmbeddingLoss(**{**loss, "matryoshka": tuple(loss.get("matryoshka", ()))})
-        self.loss.check_width(config.output_size)
         if matryoshka_layers and config.num_layers < 2:
             raise ValueError(
                 f"matryoshka_layers needs a model of two layers or more, got {config.num_layers}: leave it out"
@@ -107,6 +106,7 @@ class SentenceEmbedder(PretrainedModel):
         """Take the checkpoint's settings, except those that the constructor was given."""
         prompts = {**declared.prompts, **self._prompts}
         settings = replace(declared, prompts=prompts, **self._given)
+        self.loss.check_width(settings.width(self.config.output_size))
         check_pooling(settings.pooling, self.config.num_layers)
         if self.config.layer_mix and settings.pooling == "last-four":
             raise ValueError(
@@ -137,8 +137,8 @@ class SentenceEmbedder(PretrainedModel):
             text_ids: int64 (examples, texts per example), equal numbers for equal texts. None: single texts.
             groups: see :func:`fastenc.nn.token_groups.in_groups`. None: all texts at once.
             guide: (examples, texts per example, width), another model's vectors, which say what is no negative.
-        Returns: the vectors as logits, (examples, texts per example, hidden_size), or (batch, hidden_size) without
-            text_ids; with labels also the loss in float32, a mean over examples, or the value for the batch of CoSENT
+        Returns: the vectors as logits, (examples, texts per example, width), or (batch, width) without text_ids; with
+            labels also the loss in float32, a mean over examples, or the value for the batch of CoSENT
             and AnglE.
         """
         layer = None
@@ -166,7 +166,7 @@ class SentenceEmbedder(PretrainedModel):
         return ModelOutput(loss, last.clone())  # FSDP warns of an output that is a view
 
     def _vectors(self, batch: PackedBatch, layer: int | None = None) -> Tensor:
-        """The vectors of texts, (batch, hidden_size); with a layer also its, (batch, 2, hidden_size)."""
+        """The vectors of texts, (batch, width); with a layer also its, (batch, 2, width)."""
         pooling = self.settings.pooling
         if layer is None:
             vectors = self.encoder.pooled_vectors(batch, pooling)
