@@ -12,6 +12,8 @@ from triton.experimental import gluon  # noqa: F401
 from triton.language import semantic
 from triton.runtime import interpreter
 
+from tests.helpers.interpreter_types import find_types_of_results_once
+
 
 @cache
 def spare_work() -> None:
@@ -21,6 +23,7 @@ def spare_work() -> None:
     make_types_once()
     compare_shapes_once()
     look_up_numpy_types()
+    find_types_of_results_once()
     # Sums of integers are computed once more in 64 bits for an assertion that the interpreter does not make.
     interpreter.interpreter_builder.options = replace(
         interpreter.interpreter_builder.options, sanitize_overflow=False
