@@ -13,8 +13,8 @@ from fastenc.testing import (
     ops_without_case,
 )
 
-# The command's sizes with a narrower inner layer and a smaller vocabulary, which only make products longer.
-SIZE = Size((5, 64, 33, 128), width=384, inner=640, heads=12, head_dim=64, vocabulary=2000)
+# The command's lengths with smaller widths and a smaller vocabulary, which only make products longer.
+SIZE = Size((5, 64, 33, 128), width=192, inner=320, heads=3, head_dim=64, vocabulary=1000)
 
 
 def case(ours, op="bias_gelu"):
