@@ -3,7 +3,9 @@
 import hashlib
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from glob import glob
 from pathlib import Path
@@ -84,6 +86,29 @@ def library(cpp, cuda):
     )
 
 
+def precompile_headers(compiler, extension, folder):
+    """Read torch's headers once and begin each source with what was read: reading them again takes a second.
+
+    A compiler that lacks GCC's options for it is left to read them again.
+
+    Args:
+        folder: keeps what was read.
+    """
+    header, options = Path(folder, "headers.h").absolute(), extension.extra_compile_args["cxx"]
+    header.parent.mkdir(parents=True, exist_ok=True)
+    if not header.exists():  # were it newer, every source would be compiled again
+        header.write_text(
+            "#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/ops.h>\n"
+        )
+    command = [*shlex.split(os.environ.get("CXX", "c++")), *compiler.compiler_so[1:]]
+    command += [f"-D{name}" + f"={value}" * bool(value) for name, value in extension.define_macros]
+    command += [f"-I{path}" for path in extension.include_dirs]
+    use = ["-fpch-deps"]  # a source still depends on the headers
+    command += [*options, *use, "-MMD", "-MF", f"{header}.d", "-x", "c++-header", str(header)]
+    if subprocess.run([*command, "-o", f"{header}.gch"], capture_output=True).returncode == 0:
+        options += ["-include", str(header), *use]
+
+
 def module(pybind11):
     """What is not an op, for one Python version; linked with the library that lies beside it."""
     common, cxx, link = flags(pybind11)
@@ -128,6 +153,8 @@ def build_command(base, compiled=None):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self.copy_file(compiled, str(target))
                 return
+            elif sys.platform == "linux":
+                precompile_headers(self.compiler, extension, self.build_temp)
             linkers = {k: v for k, v in vars(self.compiler).items() if k.startswith("linker_so")}
             if extension.name != "fastenc._C":
                 vars(self.compiler).update({k: as_dylib(v) for k, v in linkers.items()})

@@ -190,6 +190,32 @@ def test_the_pure_package_compiles_nothing(monkeypatch):
     assert read_setup(monkeypatch)["extension"]() == {}
 
 
+@pytest.mark.parametrize("compiler", ["c++", "false"])
+def test_headers_are_read_once_by_a_compiler_that_can(compiler, monkeypatch, tmp_path):
+    (tmp_path / "torch/csrc/stable").mkdir(parents=True)
+    for name in ("library.h", "ops.h"):
+        (tmp_path / "torch/csrc/stable" / name).write_text(
+            "int answer = VALUE;\n" * (name == "ops.h")
+        )
+    (tmp_path / "source.cpp").write_text("int main() { return answer; }\n")
+    options = {"cxx": ["-O1"]}
+    extension = SimpleNamespace(
+        define_macros=[("VALUE", "3")], include_dirs=[tmp_path], extra_compile_args=options
+    )
+    monkeypatch.setenv("CXX", compiler)
+    read_setup(monkeypatch)["precompile_headers"](
+        SimpleNamespace(compiler_so=["cc", "-fPIC"]), extension, tmp_path
+    )
+    if compiler == "false":
+        assert options["cxx"] == ["-O1"]
+        return
+    # Without the folder of the headers.
+    command = ["c++", "-fPIC", "-DVALUE=3", *options["cxx"], "-MMD", "-c", "source.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    # They are among what ninja compiles the source again for.
+    assert str(tmp_path / "torch/csrc/stable/ops.h") in (tmp_path / "source.d").read_text()
+
+
 def test_on_macos_the_library_is_one_that_a_module_can_be_linked_with(monkeypatch):
     usual = ["clang++", "-bundle", "-undefined", "dynamic_lookup"]
     commands = {}
