@@ -293,8 +293,8 @@ def test_steps_that_are_not_computed_here_are_an_error(base, tmp_path):
         SentenceEmbedder.from_pretrained(tmp_path / "saved")
     file.write_text(json.dumps(modules))
     pooling = tmp_path / "saved" / "1_Pooling" / "config.json"
-    pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "lasttoken"}))
-    with pytest.raises(ValueError, match=r"must pool by one of cls, mean, max, .*got .*lasttoken"):
+    pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": "weightedmean"}))
+    with pytest.raises(ValueError, match=r"must pool by one of cls, mean, max, .*got .*weighted"):
         SentenceEmbedder.from_pretrained(tmp_path / "saved")
     # A pooling that is given replaces a declared one, if the declared one can be read.
     pooling.write_text(json.dumps({"embedding_dimension": 32, "pooling_mode": ["cls"]}))

@@ -83,8 +83,8 @@ class Embed(Command):
     )
     pooling: str | None = option(
         None,
-        "How a text's token vectors become one: mean, cls, max or last-four (mean of the last four layers). Default: "
-        "as the checkpoint says, else mean.",
+        "How a text's token vectors become one: mean, cls, last-token, max or last-four (mean of the last four "
+        "layers). Default: as the checkpoint says, else mean.",
     )
     normalize: bool | None = option(
         None, "Scale vectors to length 1. Default: as the checkpoint says, else yes."

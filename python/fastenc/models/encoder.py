@@ -240,13 +240,17 @@ class Encoder(LayerStack, PretrainedModel):
         After the pooling the vectors are standardised, or go through linear layers, if the checkpoint says so.
 
         Args:
-            pooling: "cls" (the first token's state), "mean" or "max" over the tokens, or "last-four", the mean over
-                tokens and the last four layers.
+            pooling: "cls" or "last-token" (the first or last token's state), "mean" or "max" over the tokens, or
+                "last-four", the mean over tokens and the last four layers.
         Returns: (batch, width), the model's dtype; width: ``config.output_size``, or that of the last linear layer.
         Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
         if pooling == "cls":
             vectors = self.first_states(batch)
+        elif pooling == "last-token":
+            check_not_empty(batch.cu_seqlens)
+            last = batch.cu_seqlens[1:].long() - 1
+            vectors = self(batch, pooled=False, output_tokens=last).last_hidden_state
         else:
             last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
             output = self(batch, output_hidden_states=last_four, pooled=False)

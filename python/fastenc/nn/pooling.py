@@ -15,22 +15,25 @@ from fastenc.ops.segment_pool import MODES
 
 LAST_LAYERS = 4
 SMALLEST_SQUARE = 1e-24  # keeps a row of zeros from a division by 0
-POOLINGS = (*MODES, "last-four")
+OF_ONE_LAYER = (*MODES, "last-token")
+POOLINGS = (*OF_ONE_LAYER, "last-four")
 
 
 def pool(hidden: Tensor, cu_seqlens: Tensor, pooling: str) -> Tensor:
-    """First token, mean or maximum of each sequence's tokens (:func:`fastenc.ops.segment_pool`).
+    """First token, last token, mean or maximum of each sequence's tokens (:func:`fastenc.ops.segment_pool`).
 
     Args:
         hidden: (total_tokens, hidden_size).
         cu_seqlens: int32 (batch+1,), offsets of the sequences, none of them empty.
-        pooling: "cls" (the first token), "mean" or "max".
+        pooling: "cls" (the first token), "last-token", "mean" or "max".
     Returns: (batch, hidden_size), hidden's dtype.
     Raises: ValueError for another pooling, and on CPU tensors for an empty sequence.
     """
-    if pooling not in MODES:
-        raise ValueError(f"pooling must be one of {MODES}, got {pooling!r}")
+    if pooling not in OF_ONE_LAYER:
+        raise ValueError(f"pooling must be one of {OF_ONE_LAYER}, got {pooling!r}")
     check_not_empty(cu_seqlens)
+    if pooling == "last-token":
+        return hidden.index_select(0, cu_seqlens[1:] - 1)
     return segment_pool(hidden, cu_seqlens, pooling)
 
 
@@ -56,7 +59,7 @@ def pool_layers(states: Sequence[Any], cu_seqlens: Tensor, pooling: str) -> Tens
     Args:
         states: the embeddings' output and the output of every layer, each (total_tokens, hidden_size). "last-four"
             reads the last four; for other poolings a list of the last state is enough.
-        pooling: "cls", "mean", "max" or "last-four".
+        pooling: "cls", "last-token", "mean", "max" or "last-four".
     Returns: (batch, hidden_size), the states' dtype.
     Raises: ValueError for another pooling, an empty sequence, or "last-four" with fewer than four layers.
     """

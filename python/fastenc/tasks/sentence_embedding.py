@@ -98,8 +98,8 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
     )
     pooling: str | None = option(
         None,
-        "How a text's token vectors become one: cls, mean, max or last-four. Default: as the checkpoint says, else "
-        "mean.",
+        "How a text's token vectors become one: cls, last-token, mean, max or last-four. Default: as the checkpoint "
+        "says, else mean.",
     )
     scale: float = option(20.0, "Factor on similarities in the loss, the inverse of a temperature.")
     symmetric: bool = option(

@@ -46,8 +46,9 @@ def encode(
         texts: one text or several. A longer text is cut to the checkpoint's max_length, or else to the model's
             positions.
         batch_size: texts per batch. Batches have texts of similar length; the result is in the given order.
-        pooling: "mean", "cls" or "max" over a text's tokens with the special tokens, or "last-four", the mean over
-            tokens and the last four layers. None: the checkpoint's pooling (``encoder.sentence``), else "mean".
+        pooling: "mean" or "max" over a text's tokens with the special tokens, "cls" or "last-token" (the first or last
+            token's state), or "last-four", the mean over tokens and the last four layers. None: the checkpoint's
+            pooling (``encoder.sentence``), else "mean".
         normalize: scale each vector to Euclidean length 1, after ``truncate_dim``. None: as the checkpoint says, before
             ``truncate_dim`` as in sentence-transformers, else True.
         prompt: put before each text, such as "query: ".

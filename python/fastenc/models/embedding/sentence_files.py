@@ -40,12 +40,14 @@ OLD_TEXTS = tuple(
     f"sentence_{name}_config.json"
     for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Pooling → its name in the files of sentence-transformers' first versions, which all versions read.
+# Pooling → its name in the files of sentence-transformers' first versions, which all versions read, and a newer one.
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
+    "last-token": "pooling_mode_lasttoken",
 }
+NAMES = {"cls": "cls", "mean": "mean", "max": "max", "last-token": "lasttoken"}
 LAYER_WEIGHTS = "layer_weights"
 PROMPTS = Rule(
     "an object of texts",
@@ -58,7 +60,7 @@ class SentenceSettings:
     """How a text's vector is computed.
 
     Fields:
-        pooling: "cls", "mean", "max" or "last-four"; see :func:`fastenc.nn.pooling.pool_layers`.
+        pooling: "cls", "last-token", "mean", "max" or "last-four"; see :func:`fastenc.nn.pooling.pool_layers`.
         normalize: whether vectors are scaled to Euclidean length 1.
         max_length: number of tokens to which a text is cut, special tokens included; None: the model's positions.
         standardization: applied to the pooled vector before the scaling, or None.
@@ -271,12 +273,11 @@ def _pooling(values: JsonObject) -> str | None:
     """The pooling in the config.json of a Pooling module, or None if it is not implemented here."""
     if "pooling_mode" in values:
         named = values["pooling_mode"]
-        modes = named if isinstance(named, list) else [named]
+        modes, names = named if isinstance(named, list) else [named], NAMES
     else:
-        # Modes that are not implemented here keep their long names.
-        short = {flag: pooling for pooling, flag in FLAGS.items()}
-        modes = [short.get(k, k) for k, v in values.items() if k.startswith("pooling_mode_") and v]
-    return modes[0] if modes in [[name] for name in FLAGS] else None
+        modes = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
+        names = FLAGS
+    return next((pooling for pooling, name in names.items() if modes == [name]), None)
 
 
 def max_length_in(folder: Path) -> int | None:

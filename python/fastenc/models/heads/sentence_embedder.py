@@ -36,8 +36,8 @@ class SentenceEmbedder(PretrainedModel):
     """An encoder without its pooler, with a pooling that is saved in sentence-transformers' files.
 
     Args:
-        pooling: "cls", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`). None: as the checkpoint
-            says, else "mean".
+        pooling: "cls", "last-token", "mean", "max" or "last-four" (:func:`fastenc.nn.pooling.pool_layers`). None: as
+            the checkpoint says, else "mean".
         max_length: number of tokens to which texts are cut. None: as the checkpoint says, else the model's positions.
         matryoshka_layers: in training, also compute the loss of the vectors of a layer before the last, which is drawn
             for every batch, and the divergence of these from the last layer's vectors (2-D Matryoshka).
