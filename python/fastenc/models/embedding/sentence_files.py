@@ -40,13 +40,14 @@ OLD_TEXTS = tuple(
     f"sentence_{name}_config.json"
     for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Pooling → its name in the files of sentence-transformers' first versions, which all versions read, and a newer one.
+# Pooling → its name in the files of sentence-transformers' first versions, which all versions read.
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
     "last-token": "pooling_mode_lasttoken",
 }
+# Pooling → its name in the files of newer versions.
 NAMES = {"cls": "cls", "mean": "mean", "max": "max", "last-token": "lasttoken"}
 LAYER_WEIGHTS = "layer_weights"
 PROMPTS = Rule(
