@@ -290,6 +290,25 @@ def test_dense_modules_are_computed(encoder, tmp_path, widths):
     np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["module_input_name", "module_output_name"])
+def test_a_dense_module_of_another_value_is_not_taken_for_one_of_the_vector(
+    encoder, tmp_path, name
+):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    encoder.save_pretrained(tmp_path / "base")
+    steps = [modules.Transformer(str(tmp_path / "base")), modules.Pooling(32)]
+    dense = modules.Dense(32, 32, **{name: "token_embeddings"})
+    peer = SentenceTransformer(modules=[*steps, dense], device="cpu").eval()
+    peer.save(str(tmp_path / "peer"))
+    # The module leaves the vector as the pooling made it.
+    plain = SentenceTransformer(modules=steps, device="cpu").eval()
+    np.testing.assert_allclose(peer.encode(TEXTS), plain.encode(TEXTS), atol=1e-6)
+    with pytest.raises(ValueError, match=r"optionally Dense modules of the text's vector"):
+        SentenceEmbedder.from_pretrained(tmp_path / "peer")
+
+
 def test_scored_pairs_from_a_table(tmp_path):
     path = tmp_path / "x.tsv"
     path.write_text("word1\tword2\tscore\ngem\tjewel\t3.94\n")
