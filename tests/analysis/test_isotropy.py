@@ -262,15 +262,16 @@ def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
 
 @pytest.mark.parametrize("widths", [(32, 32), (32, 64, 32), (32, 16)])
 def test_dense_modules_are_computed(encoder, tmp_path, widths):
-    from sentence_transformers import SentenceTransformer, models
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
 
     encoder.save_pretrained(tmp_path / "base")
-    steps = [models.Transformer(str(tmp_path / "base")), models.Pooling(32)]
+    steps = [modules.Transformer(str(tmp_path / "base")), modules.Pooling(32)]
     for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
         # Tanh is sentence-transformers' default; None is the identity.
         given = {} if number else {"bias": False, "activation_function": None}
-        steps.append(models.Dense(before, after, **given))
-    peer = SentenceTransformer(modules=[*steps, models.Normalize()], device="cpu").eval()
+        steps.append(modules.Dense(before, after, **given))
+    peer = SentenceTransformer(modules=[*steps, modules.Normalize()], device="cpu").eval()
     peer.save(str(tmp_path / "peer"))
     expected = peer.encode(TEXTS, convert_to_tensor=True)
     ours = Encoder.from_pretrained(tmp_path / "peer")
@@ -287,6 +288,25 @@ def test_dense_modules_are_computed(encoder, tmp_path, widths):
     embedder.save_pretrained(tmp_path / "again")
     again = SentenceTransformer(str(tmp_path / "again"), device="cpu").eval()
     np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["module_input_name", "module_output_name"])
+def test_a_dense_module_of_another_value_is_not_taken_for_one_of_the_vector(
+    encoder, tmp_path, name
+):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    encoder.save_pretrained(tmp_path / "base")
+    steps = [modules.Transformer(str(tmp_path / "base")), modules.Pooling(32)]
+    dense = modules.Dense(32, 32, **{name: "token_embeddings"})
+    peer = SentenceTransformer(modules=[*steps, dense], device="cpu").eval()
+    peer.save(str(tmp_path / "peer"))
+    # The module leaves the vector as the pooling made it.
+    plain = SentenceTransformer(modules=steps, device="cpu").eval()
+    np.testing.assert_allclose(peer.encode(TEXTS), plain.encode(TEXTS), atol=1e-6)
+    with pytest.raises(ValueError, match=r"optionally Dense modules of the text's vector"):
+        SentenceEmbedder.from_pretrained(tmp_path / "peer")
 
 
 def test_scored_pairs_from_a_table(tmp_path):

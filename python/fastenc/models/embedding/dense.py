@@ -13,6 +13,8 @@ from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.ops.gemm import linear_in_one_order
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# sentence-transformers' name of a text's vector, and the keys with the names of a module's input and output.
+VECTOR, NAMES = "sentence_embedding", ("module_input_name", "module_output_name")
 # Activation → its name in the module's file.
 ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
@@ -64,6 +66,9 @@ class Dense:
         values = read_json(folder / CONFIG)
         activation = str(values.get("activation_function", "")).rpartition(".")[2].lower()
         if activation not in ACTIVATIONS or values.get("use_residual"):
+            return None
+        # A module may read or write another value than the text's vector, such as its tokens' states.
+        if any(values.get(name) not in (None, VECTOR) for name in NAMES):
             return None
         if not (folder / WEIGHTS).exists():
             return None

@@ -147,9 +147,9 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     standardization = Standardization.of(dense[0]) if len(dense) == 1 else None
     if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules without activation or with "
-            f"tanh, the first of inputs of the width {config.output_size}, and optionally Normalize, got "
-            f"{', '.join(module_types)}: use sentence-transformers for other steps"
+            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules of the text's vector without "
+            f"activation or with tanh, the first of inputs of the width {config.output_size}, and optionally "
+            f"Normalize, got {', '.join(module_types)}: use sentence-transformers for other steps"
         )
     values = json_in(where["Pooling"] / "config.json")
     pooling = _pooling(values)
