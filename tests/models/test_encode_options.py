@@ -202,8 +202,8 @@ def test_a_file_of_shorter_vectors(folder, tmp_path):
     [
         ({"prompt_name": "title"}, "got 'title'; it has query, chess: give prompt"),
         ({"prompt_name": "query", "prompt": "x"}, "give prompt or prompt_name, got both"),
-        ({"truncate_dim": 45}, "from 1 to the model's width 44, got 45"),
-        ({"truncate_dim": 0}, "from 1 to the model's width 44, got 0"),
+        ({"truncate_dim": 45}, "from 1 to the vectors' width 44, got 45"),
+        ({"truncate_dim": 0}, "from 1 to the vectors' width 44, got 0"),
         ({"precision": "int4"}, "precision must be one of float32, int8, .*, got 'int4'"),
         ({"precision": "int8"}, "over the texts of the call, got 1: give more texts"),
     ],
