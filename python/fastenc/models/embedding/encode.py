@@ -66,11 +66,11 @@ def encode(
         show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
-        hidden_size, ``truncate_dim`` or that of the precision.
+        hidden_size or that of the checkpoint's last linear layer, ``truncate_dim``, or that of the precision.
     Raises: ValueError for an item that is not a text, an encoder without tokenizer, the checkpoint of a sparse encoder
         without a pooling, an unknown pooling, prompt name, task or precision, a task in int8, batch_invariant for a
-        layer, dtype or device that cannot have it, a batch_size below 1, a truncate_dim outside 1 to hidden_size, and a
-        prompt if the checkpoint pools without the prompt's tokens.
+        layer, dtype or device that cannot have it, a batch_size below 1, a truncate_dim below 1 or above the vectors'
+        width, and a prompt if the checkpoint pools without the prompt's tokens.
     """
     check_precision(precision)
     vectors = vectors_of(
