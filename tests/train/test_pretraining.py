@@ -204,6 +204,17 @@ def test_a_new_model_drops_what_its_checkpoint_drops(family, tmp_path):
     assert torch.equal(*logits)
 
 
+@pytest.mark.parametrize(
+    ("objective", "family"),
+    [(name, family) for name in ("mlm", "denoise") for family in families_of(OBJECTIVES[name])],
+)
+def test_a_new_model_has_the_configuration_that_a_resumed_run_reads(objective, family, tmp_path):
+    options = ObjectiveOptions(objective, block_size=32)
+    model = NewModel(layers=1, hidden=32, family=family).make(options, word_tokenizer())
+    model.save_pretrained(tmp_path)
+    assert model.config == type(model).from_pretrained(tmp_path).config
+
+
 @pytest.mark.parametrize("family", families_of(OBJECTIVES["denoise"]))
 def test_transformers_loads_a_new_encoder_decoder_of_every_family(family, tmp_path):
     transformers = pytest.importorskip("transformers")

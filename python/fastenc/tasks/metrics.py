@@ -178,7 +178,7 @@ def retrieval_metrics(texts: Sequence[tuple[str, ...]], vectors: Tensor) -> dict
 
     Args:
         texts: (text, partner) or (text, partner, hard negative) of each pair.
-        vectors: (pairs, 2 or 3, hidden_size).
+        vectors: (pairs, 2 or 3, width).
     """
     unit = F.normalize(vectors.float(), dim=2)
     flat = unit.flatten(0, 1)

@@ -55,7 +55,7 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
 
     Guide and teacher read each text once, without prompts, before the first step.
 
-    Predictions are vectors: float32 (pairs, texts of a pair, hidden_size). Files of predictions contain the
+    Predictions are vectors: float32 (pairs, texts of a pair, width). Files of predictions contain the
     similarities.
     """
 

@@ -215,6 +215,8 @@ class NewModel:
             family=self.family or objective.family,
             extra=family.new_extra(positions),
         )
+        # As a resumed run reads it: a family's file does not have every field.
+        config = EncoderConfig.from_hf(config.to_hf())
         return objective.model(config, **options)
 
     def mask_decoder_option(self, objective: Objective) -> dict[str, bool]:

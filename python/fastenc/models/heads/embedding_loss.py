@@ -74,7 +74,7 @@ class EmbeddingLoss:
         """The loss.
 
         Args:
-            vectors: (pairs, 2 or 3, hidden_size).
+            vectors: (pairs, 2 or 3, width).
             labels: int64 (pairs,) of any value: the ranking loss. Floating point (pairs,), scores:
                 ``similarity_loss``. Floating point (pairs, 2), a teacher's scores of partner and hard negative:
                 ``teacher_loss``.

@@ -46,7 +46,7 @@ def ranking_loss(
     """
     if vectors.dim() != 3 or vectors.shape[1] not in (2, 3) or text_ids.shape != vectors.shape[:2]:
         raise ValueError(
-            "ranking_loss needs vectors (pairs, 2 or 3, hidden_size) and text_ids of the first two sizes, got "
+            "ranking_loss needs vectors (pairs, 2 or 3, width) and text_ids of the first two sizes, got "
             f"{tuple(vectors.shape)} and {tuple(text_ids.shape)}"
         )
     if guide is not None and symmetric:
