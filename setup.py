@@ -87,16 +87,16 @@ def library(cpp, cuda):
 
 
 def precompile_headers(compiler, extension, folder):
-    """Read torch's headers once and begin each source with what was read: reading them again takes a second.
+    """Compile torch's headers once for all sources, which takes a second, and would take a second in each of them.
 
-    A compiler that lacks GCC's options for it is left to read them again.
+    A compiler that does not take GCC's options compiles them in each source.
 
     Args:
-        folder: keeps what was read.
+        folder: where the compiled header is written.
     """
     header, options = Path(folder, "headers.h").absolute(), extension.extra_compile_args["cxx"]
     header.parent.mkdir(parents=True, exist_ok=True)
-    if not header.exists():  # were it newer, every source would be compiled again
+    if not header.exists():  # a newer file would make ninja compile every source again
         header.write_text(
             "#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/ops.h>\n"
         )

@@ -9,7 +9,7 @@ from triton import language
 from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import TensorHandle
 
-# The operations that NumPy computes as Triton does, if the types of both values are in one of the groups below.
+# Operations that NumPy computes as Triton does, if both values have types of one of the groups below.
 OF_NUMBERS = {
     "add": numpy.add,
     "sub": numpy.subtract,
@@ -28,7 +28,8 @@ NUMBERS = INTEGERS | FLOATS
 
 
 def find_types_of_results_once() -> None:
-    """Each type and shape has to be one object, which stays: tests.helpers.interpreter.make_types_once."""
+    """Combine values faster. Results are kept by the identity of a shape, so equal shapes must be one object that is
+    never freed (tests.helpers.interpreter.make_types_once)."""
     for name, compute in (OF_NUMBERS | OF_BITS).items():
         original = getattr(TritonSemantic, name)
         setattr(TritonSemantic, name, _with_known_types(name, original, compute))

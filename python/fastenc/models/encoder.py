@@ -215,8 +215,12 @@ class Encoder(LayerStack, PretrainedModel):
         The last layer computes its feed-forward sublayer for these tokens only. Raises: ValueError for an empty
         sequence.
         """
+        return self._states_of(batch, first_tokens(batch))
+
+    def _states_of(self, batch: PackedBatch, tokens: Tensor) -> Tensor:
+        """The last states of one token of each sequence, (batch, output_size). Raises: as :meth:`first_states`."""
         check_not_empty(batch.cu_seqlens)
-        return self(batch, pooled=False, output_tokens=first_tokens(batch)).last_hidden_state
+        return self(batch, pooled=False, output_tokens=tokens).last_hidden_state
 
     def pool_first(self, states: Tensor) -> Tensor:
         """The pooler's output tanh(x W + b) for states x of first tokens, (batch, hidden_size).
@@ -248,9 +252,7 @@ class Encoder(LayerStack, PretrainedModel):
         if pooling == "cls":
             vectors = self.first_states(batch)
         elif pooling == "last-token":
-            check_not_empty(batch.cu_seqlens)
-            last = batch.cu_seqlens[1:].long() - 1
-            vectors = self(batch, pooled=False, output_tokens=last).last_hidden_state
+            vectors = self._states_of(batch, batch.cu_seqlens[1:].long() - 1)
         else:
             last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
             output = self(batch, output_hidden_states=last_four, pooled=False)

@@ -51,8 +51,9 @@ class AttentionSpec:
         key_heads: number of heads of keys and values, which divides num_heads; head h of the queries reads head
             h // (num_heads / key_heads). 0: num_heads. Source: Ainslie et al. 2023, arXiv:2305.13245.
         head_norm_eps: eps of an RMSNorm of each head's queries and keys before the rotation; None: no such norm.
-        normalises_heads_together: instead of it, a LayerNorm of all heads of a token's queries, and one of its keys.
         normalises_values: each head's values have that norm too, without a weight.
+        normalises_heads_together: in place of that RMSNorm, a token's queries have one LayerNorm over all heads, and so
+            have its keys.
     Rotary angles, relative biases and relative positions are tensors and belong to :class:`AttentionInputs`.
     """
 

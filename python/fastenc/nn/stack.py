@@ -48,7 +48,7 @@ class StackSpec:
         max_positions: the number of tokens of the longest text that the checkpoint was made for.
         relative_positions: the rows of a table of relative positions, or None without it.
         convolution: the convolution after layer 0, or None.
-        residual_factor: what the layers' residual sums are multiplied by, compared with the model's states.
+        residual_factor: the layers' residual sums are this number times the model's states.
     Raises: ValueError if layers of one module have several descriptions: a frozen module has one.
     """
 
@@ -70,7 +70,7 @@ class StackSpec:
                 )
 
     def state_of(self, residual: Tensor) -> Tensor:
-        """The model's state, of a residual sum of the layers."""
+        """The model's state that belongs to a residual sum."""
         return residual if self.residual_factor == 1.0 else residual / self.residual_factor
 
     @property
@@ -182,7 +182,7 @@ def run_stack(
         x_i = Layer_i(x_{i-1})
 
     Args:
-        x: (total_tokens, hidden_size), the embeddings' output: x_0, times the stack's ``residual_factor``.
+        x: (total_tokens, hidden_size), the embeddings' output, which is ``residual_factor`` times x_0.
         visit_input: called before each layer.
         source: what a decoder's layers attend to.
         caches: for each layer its keys and values of earlier tokens; then x has the new tokens only.
@@ -237,7 +237,7 @@ def _layer_by_layer(
     frozen: FrozenStack | None,
     visit_input: VisitInput | None,
 ) -> Iterator[Tensor]:
-    """The residual sums after the layers, and as the last the stack's output without the final dropout.
+    """The residual sum after each layer but the last, then the stack's output without the final dropout.
 
     Each layer is a call of its own.
 

@@ -274,7 +274,7 @@ class Architecture:
         return None
 
     def residual_factor(self, config: EncoderConfig) -> float:
-        """What the layers' residual sums are multiplied by, compared with the model's states (:class:`StackSpec`)."""
+        """The factor between the model's states and the layers' residual sums (:class:`StackSpec`)."""
         return 1.0
 
     def first_norm(self, config: EncoderConfig) -> bool:

@@ -7,8 +7,8 @@ by s = sqrt(L / 36), where L is the number of layers:
 
     x + f(Norm(x)) / s  =  (s x + f(Norm(x))) / s
 
-LayerNorm(x, eps) = LayerNorm(s x, s^2 eps). So the layers here add without a division, to states that are s times the
-model's.
+LayerNorm(x, eps) = LayerNorm(s x, s^2 eps). So the layers here add without a division. Their residual sums are s times
+the model's states.
 """
 
 import math

@@ -64,11 +64,8 @@ def in_layers(count: int, path: str, names: Names) -> Names:
 
 def query_key_norms(count: int) -> Names:
     """The entries of :meth:`Architecture.names` for the norms of queries and keys in LLaMA's layers."""
-    return in_layers(
-        count,
-        "layers.{i}.self_attn",
-        {"query_norm": "q_norm", "key_norm": "k_norm"},
-    )
+    norms: Names = {"query_norm": "q_norm", "key_norm": "k_norm"}
+    return in_layers(count, "layers.{i}.self_attn", norms)
 
 
 def first_norms(count: int, path: str, last: str) -> Names:

@@ -67,11 +67,12 @@ def encode(
         show_progress: show a progress bar on stderr. None: on a terminal, if there are more than ten batches.
         convert_to_numpy: return a numpy array, float32 unless ``precision`` says otherwise.
     Returns: (len(texts), width), or (width,) for one text, in the model's dtype on its device. The width is
-        ``encoder.config.output_size``, that of the last Dense module, ``truncate_dim`` or that of the precision.
+        ``encoder.config.output_size``, or that of the checkpoint's last Dense module. ``truncate_dim`` and the
+        precisions of one bit make it smaller.
     Raises: ValueError for an item that is not a text, an encoder without tokenizer, the checkpoint of a sparse encoder
         without a pooling, an unknown pooling, prompt name, task or precision, a task in int8, batch_invariant for a
-        layer, dtype or device that cannot have it, a batch_size below 1, a truncate_dim outside 1 to the width, and a
-        prompt if the checkpoint pools without the prompt's tokens.
+        layer, dtype or device that cannot have it, a batch_size below 1, a truncate_dim below 1 or above the width,
+        and a prompt if the checkpoint pools without the prompt's tokens.
     """
     check_precision(precision)
     vectors = vectors_of(

@@ -90,7 +90,7 @@ class SentenceSettings:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
 
     def after_pooling(self, vectors: Tensor) -> Tensor:
-        """The pooled vectors (..., output_size), standardized, or after the linear layers and of their width."""
+        """The pooled vectors (..., output_size) after the standardization, or after the linear layers (..., width)."""
         if self.standardization is not None:
             return self.standardization(vectors)
         for dense in self.dense:
@@ -98,7 +98,7 @@ class SentenceSettings:
         return vectors
 
     def width(self, pooled: int) -> int:
-        """The width of a text's vector before ``truncate_dim``, of the width of the pooled one."""
+        """The width of a text's vector before ``truncate_dim``. Args: pooled: the width of the pooled vector."""
         return self.dense[-1].weight.shape[0] if self.dense else pooled
 
     def prompt_of(self, prompt: str | None, name: str | None) -> str:
@@ -147,9 +147,10 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
     standardization = Standardization.of(dense[0]) if len(dense) == 1 else None
     if module_types[:1] != ["Transformer"] or after not in (["Pooling"], ["Pooling", "Normalize"]):
         raise ValueError(
-            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules of the text's vector without "
-            f"activation or with tanh, the first of inputs of the width {config.output_size}, and optionally "
-            f"Normalize, got {', '.join(module_types)}: use sentence-transformers for other steps"
+            f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules of the text's vector, and "
+            f"optionally Normalize, got {', '.join(module_types)}: use sentence-transformers for other steps. A Dense "
+            "module must have tanh or no activation, and its weight must be in model.safetensors. The first one must "
+            f"have {config.output_size} inputs"
         )
     values = json_in(where["Pooling"] / "config.json")
     pooling = _pooling(values)

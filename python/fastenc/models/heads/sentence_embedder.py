@@ -138,8 +138,7 @@ class SentenceEmbedder(PretrainedModel):
             groups: see :func:`fastenc.nn.token_groups.in_groups`. None: all texts at once.
             guide: (examples, texts per example, width), another model's vectors, which say what is no negative.
         Returns: the vectors as logits, (examples, texts per example, width), or (batch, width) without text_ids; with
-            labels also the loss in float32, a mean over examples, or the value for the batch of CoSENT
-            and AnglE.
+            labels also the loss in float32, a mean over examples, or the value for the batch of CoSENT and AnglE.
         """
         layer = None
         if self.matryoshka_layers and self.training and labels is not None:
