@@ -13,6 +13,18 @@ from fastenc.nn.stack import run_stack
 from fastenc.packing import PackedBatch, check_cu_seqlens
 
 
+def attended_source(states: Tensor, source: PackedBatch, target: PackedBatch) -> Source:
+    """What a decoder's tokens attend to. A sequence of the source may have several targets, which follow each other.
+
+    Args: states: (source tokens, hidden_size).
+    """
+    targets = target.num_sequences // max(1, source.num_sequences)
+    offsets = target.cu_seqlens if targets == 1 else target.cu_seqlens[::targets]
+    return Source(
+        states, source.cu_seqlens, source.max_seqlen, offsets, target.max_seqlen * targets
+    )
+
+
 class Decoder(LayerStack):
     """The layers of a decoder. Each token sees itself, the tokens before it in its sequence, and the whole source.
 
@@ -46,14 +58,7 @@ class Decoder(LayerStack):
         self._check(target, source, caches)
         check_cu_seqlens(target.cu_seqlens, target.total_tokens, target.max_seqlen)
         x, _ = self.embeddings(target)
-        per_source = target.num_sequences // max(1, source.num_sequences)
-        attended = Source(
-            states,
-            source.cu_seqlens,
-            source.max_seqlen,
-            target.cu_seqlens if per_source == 1 else target.cu_seqlens[::per_source],
-            target.max_seqlen * per_source,
-        )
+        attended = attended_source(states, source, target)
         modules = self._stack_modules(self.frozen.current())
         *_, last = run_stack(
             x, target.cu_seqlens, target.max_seqlen, self.stack, modules, None, attended, caches

@@ -15,7 +15,9 @@ from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.models.architectures import ARCHITECTURES, Architecture
 from fastenc.models.architectures.base import WHOLE
-from fastenc.nn.layer_inputs import Source
+from fastenc.models.decoder import attended_source
+from fastenc.nn.frozen_layers import FrozenLayers
+from fastenc.nn.layer_cache import LayerCache
 from fastenc.nn.stack import run_stack
 from fastenc.ops import linear_masked_cross_entropy, masked_cross_entropy
 from fastenc.ops import pack as pack_rows
@@ -86,18 +88,25 @@ def run_decoder(
     target: PackedBatch,
     states: Tensor,
     source: PackedBatch,
-    wanted: frozenset[int],
+    wanted: frozenset[int] = frozenset(),
+    caches: Sequence[LayerCache] | None = None,
+    frozen: FrozenLayers | None = None,
 ) -> PackedRun:
-    """Decode a packed target. ``states``: of the packed ``source``; ``wanted``: numbers of the states to keep."""
+    """Decode a packed target.
+
+    Args:
+        states: those of the packed ``source``.
+        wanted: numbers of the states to keep.
+        caches, frozen: as :func:`fastenc.nn.stack.run_stack` takes them. frozen None: the live decoder's.
+    """
     check_cu_seqlens(target.cu_seqlens, target.total_tokens, target.max_seqlen)
-    x, tied_weight = embed(live, reading, arguments, target)
-    attended = Source(
-        states, source.cu_seqlens, source.max_seqlen, target.cu_seqlens, target.max_seqlen
-    )
-    modules = reading.stack_modules(live.frozen.current())
+    x, tied_weight = embed(live, reading, arguments, target, caches[0].length if caches else 0)
+    modules = reading.stack_modules(frozen or live.frozen.current())
+    attended = attended_source(states, source, target)
+    sequences = (target.cu_seqlens, target.max_seqlen)
     kept: list[Tensor | None] = []
     for number, state in enumerate(
-        run_stack(x, target.cu_seqlens, target.max_seqlen, live.stack, modules, source=attended)
+        run_stack(x, *sequences, live.stack, modules, None, attended, caches)
     ):
         kept.append(state.to(x.dtype) if number in wanted else None)
     return PackedRun(state.to(x.dtype), tuple(kept), target, tied_weight)
@@ -112,7 +121,8 @@ def decode(
     target = _packed(base_model.inputs_of(arguments), arguments.get("attention_mask"))
     wanted = base_model.wanted_states(decoder, live, arguments)
     packed = run_decoder(
-        live, reading, arguments, target, pack_rows(states, source), source, wanted or frozenset()
+        *(live, reading, arguments, target),
+        *(pack_rows(states, source), source, wanted or frozenset()),
     )
     return base_model.output(decoder, live, packed, arguments, wanted)
 
@@ -149,7 +159,7 @@ def with_loss(
     counted = (labels != -100).flip(1).cumsum(1).flip(1)
     target = pack(ids, counted > 0)
     packed = run_decoder(
-        decoder, decoder_reading, {"input_ids": ids}, target, source.last, source.batch, frozenset()
+        decoder, decoder_reading, {"input_ids": ids}, target, source.last, source.batch
     )
     hidden = packed.last
     assert target.indices is not None  # pack() sets it

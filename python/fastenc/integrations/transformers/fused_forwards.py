@@ -21,6 +21,7 @@ from fastenc.integrations.transformers.batch_metadata import (
     read_metadata,
     take_metadata,
 )
+from fastenc.integrations.transformers.cached_decoding import CACHE_NAMES, decode_next
 from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
@@ -94,18 +95,18 @@ def _context_of(state: PatchState) -> _CallContext | None:
 
 
 def decoder_forward(decoder, state: PatchState, arguments: dict, plain):
-    """A decoder without cache runs fused; with one, as in ``generate``, it takes its own forward."""
+    """A decoder runs fused without a cache, and on a CPU with one for one token of each target after another."""
     context = _context_of(state)
     if context is not None and context.own_forward:
         return plain(**arguments)
     asked = arguments.get("use_cache")
     trains = decoder.training and torch.is_grad_enabled()
     caches = (not trains and decoder.config.use_cache) if asked is None else asked
-    # Before transformers 5.24 the cache has another name.
-    given = any(arguments.get(name) is not None for name in ("cache", "past_key_values"))
-    if given or caches:
-        return plain(**arguments)
+    given = any(arguments.get(name) is not None for name in CACHE_NAMES)
     live = state.encoder
+    if given or caches:
+        output = decode_next(decoder, live, arguments)
+        return plain(**arguments) if output is None else output
     reason = encoder_decoder.decoder_reason(decoder, live, arguments)
     reading = live.read(decoder)
     reason = reason or base_model.model_reason(reading)

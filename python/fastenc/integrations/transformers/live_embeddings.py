@@ -13,9 +13,16 @@ from fastenc.packing import PackedBatch
 
 
 def embed(
-    live: LiveEncoder, reading: Reading, arguments: dict[str, Tensor | None], batch: PackedBatch
+    live: LiveEncoder,
+    reading: Reading,
+    arguments: dict[str, Tensor | None],
+    batch: PackedBatch,
+    earlier: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The embedded tokens (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder."""
+    """The embedded tokens (total_tokens, hidden_size), and the word embeddings' weight for a tied decoder.
+
+    Args: earlier: how many tokens of each sequence were before these.
+    """
     assert batch.padded_shape is not None and batch.indices is not None  # pack() sets them
     shape, indices = batch.padded_shape, batch.indices
     take = lambda padded: padded.expand(*shape, *padded.shape[2:]).flatten(0, 1)[indices]
@@ -26,7 +33,7 @@ def embed(
     if position is not None:
         given = arguments.get("position_ids")
         positions = take(
-            _positions(live, arguments, shape, indices.device) if given is None else given
+            _positions(live, arguments, shape, indices.device, earlier) if given is None else given
         )
     if token_type is not None and arguments.get("token_type_ids") is not None:
         types = take(arguments["token_type_ids"])
@@ -79,14 +86,15 @@ def _positions(
     arguments: dict[str, Tensor | None],
     shape: tuple[int, int],
     device: torch.device,
+    earlier: int,
 ) -> Tensor:
     """The rows of the position table for the padded batch, as the architecture counts them."""
     length = shape[1]
     if not live.architecture.positions_after_padding:
-        return torch.arange(length, device=device)[None] + live.config.position_offset
+        return torch.arange(length, device=device)[None] + earlier + live.config.position_offset
     padding = live.architecture.padding_row(live.config.pad_token_id)
     ids = arguments.get("input_ids")
     if ids is None:
-        return torch.arange(length, device=device)[None] + padding + 1
+        return torch.arange(length, device=device)[None] + earlier + padding + 1
     real = ids.ne(padding).long()
-    return real.cumsum(1) * real + padding
+    return (real.cumsum(1) + earlier) * real + padding

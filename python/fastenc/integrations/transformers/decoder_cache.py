@@ -1,0 +1,209 @@
+"""transformers' cache of a decoder whose keys and values fastenc holds, in the memory that its kernels read."""
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+
+from fastenc.integrations.transformers.live_reading import Reading
+from fastenc.nn.frozen_layers import FrozenLayers
+from fastenc.nn.layer_cache import LayerCache
+from fastenc.ops import pack as pack_rows
+from fastenc.ops import unpack
+from fastenc.packing import pack
+
+
+class HeldCache:
+    """What fastenc holds of a search: the keys and values of each layer, and what all its calls attend to.
+
+    Args:
+        cache: transformers' cache after some tokens of each target, whose keys and values are copied.
+        states, mask: the encoder's padded states and their mask, as each call gives them.
+        reading, frozen: the decoder, and its layers' packed weights.
+    Attributes:
+        layers: the keys and values of each layer.
+        copies: how many rows have equal sources, as those of the beams of a search. They follow each other.
+        source: the packed tokens of the sources, one sequence for ``copies`` rows.
+        packed_states: (source tokens, hidden_size), their states.
+        complete: False as soon as transformers has taken a layer's keys and values.
+    """
+
+    def __init__(
+        self,
+        cache: Any,
+        states: Tensor,
+        mask: Tensor | None,
+        reading: Reading,
+        frozen: FrozenLayers,
+    ):
+        self.states, self.mask, self.reading, self.frozen = states, mask, reading, frozen
+        both = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
+        self.copies = _copies(both[1][0].values, mask)
+        rows = states[:: self.copies]
+        ids = rows.new_zeros(rows.shape[:2], dtype=torch.long)
+        self.source = pack(ids, None if mask is None else mask[:: self.copies])
+        self.packed_states = pack_rows(rows, self.source)
+        self.layers = [self._copied(*pair) for pair in zip(*both, strict=True)]
+        self.complete = True
+        self._compared: tuple[Tensor, bool] | None = None
+
+    def _copied(self, target: Any, source: Any) -> LayerCache:
+        cache = LayerCache()
+        # (2, rows, num_heads, length, head_dim), in fastenc (rows, length, 2, num_heads, head_dim)
+        cache.append(torch.stack([target.keys, target.values]).permute(1, 3, 0, 2, 4))
+        both = torch.stack([source.keys[:: self.copies], source.values[:: self.copies]])
+        rows = both.permute(1, 3, 0, 2, 4).flatten(2)
+        cache.of_source(lambda: pack_rows(rows, self.source))
+        return cache
+
+    def keeps_sources(self, rows: Tensor) -> bool:
+        """Whether these rows have the same sources as all rows in their order."""
+        # A cache reorders all its layers with one tensor.
+        if self._compared is None or self._compared[0] is not rows:
+            every = torch.arange(self.states.shape[0], device=rows.device)
+            same = rows.shape == every.shape and torch.equal(
+                rows // self.copies, every // self.copies
+            )
+            self._compared = rows, same
+        return self._compared[1]
+
+
+def _copies(values: Tensor, mask: Tensor | None) -> int:
+    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i."""
+    same = (values[1:] == values[:-1]).flatten(1).all(1)
+    if mask is not None:
+        same &= (mask[1:] == mask[:-1]).all(1)
+    return gcd(values.shape[0], *((~same).nonzero().flatten() + 1).tolist())
+
+
+class HeldLayer(DynamicLayer):
+    """A layer of transformers' cache, whose keys and values fastenc holds until something reads them.
+
+    From then on they are transformers', in its layout, and so are those of the search's later tokens.
+    """
+
+    _keys: Tensor | None
+    _values: Tensor | None
+
+    def __init__(self, held: HeldCache, number: int):
+        super().__init__()
+        self.held, self.number = held, number
+        self.device, self.is_initialized, self.is_held = held.states.device, True, True
+
+    @property
+    def cache(self) -> LayerCache:
+        return self.held.layers[self.number]
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, num_heads, length, head_dim)."""
+        raise NotImplementedError
+
+    def _hand_over(self) -> None:
+        if self.__dict__.get("is_held"):
+            self.is_held = self.held.complete = False
+            self._keys, self._values = self.padded()
+
+    @property
+    def keys(self) -> Tensor | None:
+        self._hand_over()
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        self._keys = keys
+
+    @property
+    def values(self) -> Tensor | None:
+        self._hand_over()
+        return self._values
+
+    @values.setter
+    def values(self, values: Tensor | None) -> None:
+        self._values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a layer of transformers."""
+        return _layer_of, (self.padded() if self.is_held else (self._keys, self._values))
+
+    def reset(self) -> None:
+        self.is_held = self.held.complete = False
+        super().reset()
+
+
+def _layer_of(keys: Tensor | None, values: Tensor | None) -> DynamicLayer:
+    layer = DynamicLayer()
+    if keys is not None:
+        layer.update(keys, values)
+    return layer
+
+
+class TargetLayer(HeldLayer):
+    """The tokens of the targets so far."""
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        memory = self.cache.with_room(0)[:, : self.cache.length]
+        keys, values = memory.permute(0, 2, 3, 1, 4)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.cache.length if self.is_held else super().get_seq_length()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.is_held:
+            self.cache.select(beam_idx.to(self.device))
+        else:
+            super().reorder_cache(beam_idx)
+
+
+class SourceLayer(HeldLayer):
+    """The tokens of the sources."""
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        held, both = self.held, self.cache.source
+        assert both is not None  # the first call has computed them
+        heads, head_dim = self.cache.with_room(0).shape[-2:]
+        rows = unpack(both, held.source).unflatten(2, (2, heads, head_dim))
+        keys, values = rows.repeat_interleave(held.copies, 0).permute(2, 0, 3, 1, 4)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.held.states.shape[1] if self.is_held else super().get_seq_length()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if not (self.is_held and self.held.keeps_sources(beam_idx)):
+            super().reorder_cache(beam_idx)
+
+
+def held_by(cache: Any, states: Tensor, mask: Tensor | None) -> HeldCache | None:
+    """What fastenc holds of a cache, or None unless it holds all of it and these are the states of the search."""
+    layers = getattr(getattr(cache, "self_attention_cache", None), "layers", ())
+    held = layers[0].held if layers and type(layers[0]) is TargetLayer else None
+    known = held is not None and held.complete and held.states is states and held.mask is mask
+    return held if known else None
+
+
+def can_be_held(cache: Any, num_layers: int, states: Tensor) -> bool:
+    """Whether this is transformers' usual cache, with keys and values of each layer for these states."""
+    if type(cache) is not EncoderDecoderCache:
+        return False
+    parts = cache.self_attention_cache, cache.cross_attention_cache
+    if not all(type(each) is DynamicCache and len(each.layers) == num_layers for each in parts):
+        return False
+    targets, sources = (each.layers for each in parts)
+    if not all(type(each) is DynamicLayer and each.get_seq_length() for each in targets + sources):
+        return False
+    rows, length = states.shape[:2]
+    if any(each.keys.shape[0] != rows for each in targets + sources):
+        return False
+    if any(each.get_seq_length() != length for each in sources):
+        return False
+    return len({each.get_seq_length() for each in targets}) == 1
+
+
+def hold(cache: Any, held: HeldCache) -> None:
+    """Give transformers' cache layers whose keys and values fastenc holds."""
+    numbers = range(len(held.layers))
+    cache.self_attention_cache.layers[:] = [TargetLayer(held, number) for number in numbers]
+    cache.cross_attention_cache.layers[:] = [SourceLayer(held, number) for number in numbers]

@@ -1,0 +1,255 @@
+"""generate of patched encoder-decoders: tokens, cache and logits are those of transformers' own decoder."""
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+import fastenc
+from fastenc.integrations.transformers.decoder_cache import HeldLayer
+from fastenc.nn.ways import cpu_weights
+from fastenc.ops import int8_products
+from tests.helpers.checkpoints import close
+from tests.helpers.families import START_TOKENS, padded_batch, whole
+from tests.models.test_seq2seq import FAMILIES
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags:UserWarning")
+
+
+def pair(family="bart", **changes):
+    """(transformers' model, its patched copy) in evaluation, whose searches do not end before the last token."""
+    own = whole(family, **changes).eval()
+    own.generation_config.eos_token_id = None
+    return own, fastenc.patch(copy.deepcopy(own))
+
+
+def source_of(family):
+    batch = padded_batch(family)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def decoder_of(model):
+    return model.get_decoder()
+
+
+@contextmanager
+def own_calls(model):
+    """The lengths of the inputs of the own forward of the decoder's first self-attention."""
+    attention = next(
+        module
+        for name, module in decoder_of(model).named_modules()
+        if name.endswith(("self_attn", "SelfAttention"))
+    )
+    calls, forward = [], type(attention).forward
+
+    def counted(module, hidden_states, *args, **kwargs):
+        if module is attention:
+            calls.append(hidden_states.shape[1])
+        return forward(module, hidden_states, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(attention), "forward", counted)
+        counted.__module__ = (
+            forward.__module__
+        )  # or patch would see a forward that is not transformers'
+        yield calls
+
+
+OPTIONS = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "top_k": 20, "num_return_sequences": 3},
+    "sampled beams": {"do_sample": True, "num_beams": 3},
+    "rules": {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_new_tokens": 3},
+}
+
+
+def generated(model, source, family, **options):
+    torch.manual_seed(0)
+    settings = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
+    start = START_TOKENS[family]
+    return model.generate(
+        **source, **settings | {"decoder_start_token_id": 3 if start is None else start} | options
+    )
+
+
+@FAMILIES
+@pytest.mark.parametrize("options", OPTIONS)
+def test_tokens_and_scores_are_the_models_own(family, options):
+    own, fused = pair(family)
+    source = source_of(family)
+    results = [
+        generated(model, source, family, output_scores=True, **OPTIONS[options])
+        for model in (own, fused)
+    ]
+    assert torch.equal(*(result.sequences for result in results))
+    for ours, theirs in zip(*(result.scores for result in results), strict=True):
+        close(ours, theirs, atol=1e-4)
+    with own_calls(fused) as calls:
+        generated(fused, source, family, **OPTIONS[options])
+    assert calls == [1], "the first token's keys and values are transformers'"
+
+
+@pytest.mark.skipif(not cpu_weights.packed_is_faster(), reason="this processor packs no weights")
+@pytest.mark.parametrize("family", ["t5-gated", "marian"])
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_a_frozen_decoder(family, dtype):
+    if dtype == "int8" and not int8_products.has_int8_products():
+        pytest.skip("this processor does not multiply 8 bits")
+    own, fused = pair(family)
+    fastenc.freeze(fused, dtype=dtype)
+    source = source_of(family)
+    expected = generated(own, source, family, output_logits=True, max_new_tokens=2)
+    result = generated(fused, source, family, output_logits=True, max_new_tokens=2)
+    exact, logits = expected.logits[1], result.logits[1]
+    error = (logits - exact).norm() / exact.norm()
+    assert error < (0.1 if dtype else 1e-5)
+    assert (error > 1e-4) == (dtype == "int8")
+
+
+def test_peft(tmp_path):
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    own = peft.get_peft_model(pair("bart")[0], settings).eval()
+    fused = copy.deepcopy(own)
+    fastenc.patch(fused.get_base_model())
+    source = source_of("bart")
+    tokens = [generated(model, source, "bart").sequences for model in (own, fused)]
+    assert torch.equal(*tokens)
+
+
+# Searches that transformers' decoder takes, from the start or from some token on.
+OWN = {
+    "a prompt of several tokens": {"decoder_input_ids": torch.tensor([[2, 7, 9]] * 4)},
+    "a prompt with padding": {
+        "decoder_input_ids": torch.tensor([[2, 7, 9]] * 4),
+        "decoder_attention_mask": torch.tensor([[0, 1, 1]] * 4),
+    },
+    "attentions": {"output_attentions": True},
+    "hidden states": {"output_hidden_states": True},
+    "no cache": {"use_cache": False},
+    "a static cache": {"cache_implementation": "static"},
+    "candidates from the prompt": {"prompt_lookup_num_tokens": 2},
+}
+
+
+@pytest.mark.filterwarnings("ignore:fastenc.* takes its own forward:UserWarning")
+@pytest.mark.parametrize("name", OWN)
+def test_other_searches(name):
+    own, fused = pair()
+    if name == "attentions":
+        for model in (own, fused):
+            model.set_attn_implementation("eager")
+    source = source_of("bart")
+    if name == "candidates from the prompt":  # of one text
+        source = {key: value[-1:] for key, value in source.items()}
+    results = [generated(model, source, "bart", **OWN[name]) for model in (own, fused)]
+    assert torch.equal(*(result.sequences for result in results))
+    if name == "attentions":
+        for ours, theirs in zip(*(r.decoder_attentions[-1] for r in results), strict=True):
+            close(ours, theirs)
+
+
+def test_autocast_gradients_and_other_dtypes_take_the_own_forward():
+    own, fused = pair()
+    source = source_of("bart")
+    with torch.autocast("cpu", torch.bfloat16), own_calls(fused) as calls:
+        generated(fused, source, "bart")
+    assert len(calls) == 8
+    first = next_token(fused, source)
+    with own_calls(fused) as calls:
+        next_token(fused, source, first)
+    assert calls == [1], "a call with gradients"
+    own, fused = (model.bfloat16() for model in (own, fused))
+    with own_calls(fused) as calls:
+        generated(fused, source, "bart")
+    assert len(calls) == 8
+
+
+@pytest.mark.filterwarnings("ignore:fastenc.* takes its own forward:UserWarning")
+def test_an_empty_source():
+    own, fused = pair()
+    source = source_of("bart")
+    source["attention_mask"] = source["attention_mask"].clone()
+    source["attention_mask"][1] = 0
+    tokens = [generated(model, source, "bart").sequences for model in (own, fused)]
+    assert torch.equal(*tokens)
+
+
+def test_more_tokens_than_positions():
+    """transformers' own error."""
+    own, fused = pair(max_position_embeddings=40)
+    source = source_of("bart")
+    for model in (own, fused):
+        with pytest.raises(IndexError):
+            generated(model, source, "bart", max_new_tokens=60)
+
+
+def next_token(model, source, earlier=None, tokens=None):
+    """The output for one more token of each target.
+
+    Args: earlier: the output for the tokens before, with their cache.
+    """
+    if earlier is None:
+        states, cache = model.get_encoder()(**source).last_hidden_state, None
+    else:
+        states, cache = earlier.encoder_last_hidden_state, earlier.cache
+    return model(
+        encoder_outputs=(states,),
+        attention_mask=source["attention_mask"],
+        decoder_input_ids=torch.full((len(states), 1), 7) if tokens is None else tokens,
+        use_cache=True,
+        cache=cache,
+    )
+
+
+# What may happen to a cache between two calls.
+CHANGES = {
+    "nothing": lambda cache: None,
+    "beams": lambda cache: cache.reorder_cache(torch.tensor([1, 1, 3, 2])),
+    "other sources": lambda cache: cache.reorder_cache(torch.tensor([3, 1, 0, 2])),
+    "selected": lambda cache: cache.batch_select_indices(torch.tensor([3, 1, 0, 2])),
+    "cropped": lambda cache: cache.crop(-1),
+    "read": lambda cache: [*cache],
+    "offloaded": lambda cache: [layer.offload() for layer in cache.self_attention_cache.layers],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("copied", [False, True])
+@torch.no_grad()
+def test_a_cache_can_be_used_as_transformers(change, copied):
+    """Two texts in two rows each, as of two beams."""
+    own, fused = pair()
+    ids = torch.randint(5, 97, (2, 9)).repeat_interleave(2, 0)
+    source = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    logits = {own: [], fused: []}
+    for model in (own, fused):
+        output = next_token(model, source)
+        for _ in range(2):
+            output = next_token(model, source, output, torch.tensor([[8], [9], [10], [11]]))
+        layer = output.cache.self_attention_cache.layers[0]
+        assert isinstance(layer, HeldLayer) == (model is fused)
+        if copied:
+            output.cache = copy.deepcopy(output.cache)
+        CHANGES[change](output.cache)
+        assert output.cache.get_seq_length() == 3 - (change == "cropped")
+        for _ in range(2):
+            output = next_token(model, source, output)
+            logits[model].append(output.logits)
+    for ours, theirs in zip(logits[fused], logits[own], strict=True):
+        close(ours, theirs, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_emptied_cache_begins_again():
+    own, fused = pair()
+    source = source_of("bart")
+    output = next_token(fused, source, next_token(fused, source))
+    output.cache.reset()
+    assert output.cache.get_seq_length() == 0
+    for _ in range(2):
+        output = next_token(fused, source, output)
+    expected = next_token(own, source, next_token(own, source))
+    close(output.logits, expected.logits, atol=1e-4)
