@@ -128,7 +128,7 @@ class HeldLayer(DynamicLayer):
         return _layer_of, (self.padded() if self.is_held else (self._keys, self._values))
 
     def reset(self) -> None:
-        self.is_held = self.held.complete = False
+        self._hand_over()
         super().reset()
 
 
