@@ -315,6 +315,11 @@ def test_dense_modules_are_computed(encoder, tmp_path, widths):
     )
     with pytest.raises(ValueError, match=f"truncate_dim must be from 1 to .* {widths[-1]}, got 65"):
         ours.encode(TEXTS, truncate_dim=65)
+    standardization = Standardization(torch.zeros(32), torch.ones(32))
+    with pytest.raises(
+        ValueError, match=r"takes the place of linear layers, got both, with \d layer"
+    ):
+        replace(ours.sentence, standardization=standardization)
     embedder = SentenceEmbedder.from_pretrained(tmp_path / "peer")
     np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=1e-5)
     embedder.save_pretrained(tmp_path / "again")
