@@ -44,6 +44,7 @@ from fastenc.analysis.probes import LabelledWords
 from fastenc.analysis.report import write_report
 from fastenc.data import train_tokenizer
 from fastenc.models import Encoder
+from tests.helpers.checkpoints import save
 from tests.helpers.commands import failure, run
 from tests.helpers.families import model
 
@@ -579,6 +580,19 @@ def test_too_few_data_leave_a_figure_out_and_say_why(encoder, tmp_path, files, d
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_report(tmp_path / "x.html", "T", {}, list(figures.values()))
+
+
+def test_a_tokenizer_without_a_begin_token_leaves_out_only_the_relations(tmp_path):
+    trees = [TREE.format(noun="bank", verb="is"), TREE.format(noun="river", verb="lends")]
+    texts = ["the bank is", "the river lends"]
+    tokenizer = train_tokenizer(texts, model_type="t5", vocab_size=200)
+    theirs = model("t5", vocab_size=tokenizer.get_vocab_size())
+    encoder = Encoder.from_pretrained(save(theirs, tmp_path / "model"))
+    encoder.tokenizer = tokenizer
+    figures = analyze(encoder, _written(tmp_path / "data", trees=trees))
+    assert [each.name for each in figures if not each.drawing] == ["relations"]
+    caption = next(each.caption for each in figures if not each.drawing)
+    assert re.search("^Left out: .* special token before a text", caption)
 
 
 def test_one_bad_set_of_pairs_leaves_the_others(encoder, data, tmp_path):

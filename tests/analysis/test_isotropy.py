@@ -29,6 +29,7 @@ from fastenc.models import Encoder, SentenceEmbedder
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.packing import pack_sequences
+from tests.helpers.byte_tokenizers import byte_tokenizer
 from tests.helpers.checkpoints import save
 from tests.helpers.families import model
 
@@ -229,6 +230,37 @@ def test_sentence_moments_are_those_of_the_pooling(encoder, pooling):
     np.testing.assert_allclose(moments.std, plain.std(0), rtol=1e-4, atol=1e-5)
 
 
+def test_sentence_moments_are_those_of_the_checkpoints_vectors(encoder, tmp_path):
+    """With its pooling, its longest text and its default prompt; without the standardization that it has."""
+    from sentence_transformers import SentenceTransformer
+
+    settings = SentenceSettings(
+        "cls", normalize=False, max_length=5, prompts={"query": "the men "}, default_prompt="query"
+    )
+    ours = Encoder.from_pretrained(encoder.base)
+    ours.tokenizer, ours.sentence = encoder.tokenizer, settings
+    ours.save_pretrained(tmp_path)
+    expected = SentenceTransformer(str(tmp_path), device="cpu").eval().encode(TEXTS)
+    standardization = Standardization(torch.ones(32), torch.full((32,), 2.0))
+    for ours.sentence in (settings, replace(settings, standardization=standardization)):
+        moments = sentence_moments(ours, TEXTS, batch_size=2)
+        np.testing.assert_allclose(moments.mean, expected.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(moments.std, expected.std(0), rtol=1e-4, atol=1e-5)
+
+
+def test_sentence_moments_of_an_encoder_whose_output_has_another_width(tmp_path):
+    theirs = model("embedding_gemma2", vocab_size=300, embedding_dim=24)
+    ours = Encoder.from_pretrained(save(theirs, tmp_path))
+    ours.tokenizer = byte_tokenizer("gemma3", TEXTS, vocab_size=300)
+    ids = [torch.tensor([ours.tokenizer.encode(text).ids]) for text in TEXTS]
+    with torch.no_grad():
+        states = [theirs(each).last_hidden_state for each in ids]
+    expected = torch.cat([state.mean(1) for state in states])
+    moments = sentence_moments(ours, TEXTS)
+    np.testing.assert_allclose(moments.mean, expected.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(moments.std, expected.std(0, correction=0), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 def test_saved_with_an_encoder_used_by_encode_and_by_sentence_transformers(
     encoder, tmp_path, normalize
@@ -283,6 +315,11 @@ def test_dense_modules_are_computed(encoder, tmp_path, widths):
     )
     with pytest.raises(ValueError, match=f"truncate_dim must be from 1 to .* {widths[-1]}, got 65"):
         ours.encode(TEXTS, truncate_dim=65)
+    standardization = Standardization(torch.zeros(32), torch.ones(32))
+    with pytest.raises(
+        ValueError, match=r"takes the place of linear layers, got both, with \d layer"
+    ):
+        replace(ours.sentence, standardization=standardization)
     embedder = SentenceEmbedder.from_pretrained(tmp_path / "peer")
     np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=1e-5)
     embedder.save_pretrained(tmp_path / "again")

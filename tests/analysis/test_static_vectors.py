@@ -306,6 +306,21 @@ def test_neighbours_of_a_word_in_its_sentences(encoder):
         compare_neighbours(encoder, [(pool[0], 9)], pool, static)
 
 
+def test_a_word_that_has_a_static_vector_in_upper_case_only(encoder):
+    """Such as a German noun in vectors that distinguish case; gensim's order is that of its key."""
+    models = pytest.importorskip("gensim.models")
+    words = ["Bank", "Fluss", "sieht", "Geld", "fluss"]
+    keyed = models.KeyedVectors(4)
+    keyed.add_vectors(words, torch.randn(len(words), 4).numpy())
+    static = StaticVectors.of(words, torch.from_numpy(keyed.vectors))
+    sentence = ["Bank", "Fluss", "BANK"]
+    uses = compare_neighbours(encoder, [(sentence, i) for i in range(3)], [sentence], static, 3)
+    for use, key in zip(uses, ("Bank", "fluss"), strict=False):
+        expected = [word for word, _ in keyed.most_similar(key, topn=3)]
+        assert [each.word for each in use.static] == expected
+    assert not uses[2].static
+
+
 def test_a_word_by_itself_is_in_lower_case_and_in_the_layer_asked_for(encoder):
     vectors = isolated_vectors(encoder, [["Dog", "runs"], ["dog"]], layers=(1,))
     expected = encoder.embed_words([["dog"], ["runs"]], layers=(1,)).vectors

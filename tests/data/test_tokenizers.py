@@ -2,7 +2,7 @@ import json
 import sys
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from tokenizers.models import Unigram
 from transformers import (
     AutoTokenizer,
@@ -125,6 +125,28 @@ def test_options_of_berts_tokenizer_count_for_more_than_its_file(tmp_path, optio
     assert ours.encode(text).ids == theirs(text)["input_ids"]
     is_plain = tokenizer_class == "PreTrainedTokenizerFast"
     assert is_plain == (ours.encode(text).ids == as_written(text)["input_ids"])
+
+
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "TokenizersBackend"])
+@pytest.mark.parametrize("names", [None, ["input_ids"], ["input_ids", "token_type_ids"]])
+@pytest.mark.parametrize("processor", ["template", "bert"])
+def test_types_of_a_pair_are_those_that_transformers_gives(
+    tmp_path, tokenizer_class, names, processor
+):
+    tokenizer = train_tokenizer(TEXTS, vocab_size=320)
+    cls, sep = ((name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]"))
+    if processor == "bert":
+        tokenizer.post_processor = processors.BertProcessing(sep, cls)
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    values = {"tokenizer_class": tokenizer_class, "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    values |= {"pad_token": "[PAD]"} | ({} if names is None else {"model_input_names": names})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    theirs = AutoTokenizer.from_pretrained(tmp_path)("The fox", "the lazy dog")
+    ours = load_tokenizer(tmp_path).encode("The fox", "the lazy dog")
+    assert ours.ids == theirs["input_ids"]
+    assert ours.type_ids == theirs.get("token_type_ids", [0] * len(ours.ids))
 
 
 @pytest.mark.parametrize("given", [{}, {"strip_accents": None}])

@@ -432,7 +432,7 @@ def test_ids_are_beside_the_vectors(suffix, base, rows, tmp_path):
     printed = run("embed", base, rows, "-o", tmp_path / f"v{suffix}")
     assert f"ids in {tmp_path}/v.ids.txt" in printed
     assert (tmp_path / "v.ids.txt").read_text().splitlines() == [str(row["id"]) for row in ROWS]
-    for bad in (None, "two\nlines", 1.5):
+    for bad in (None, "two\nlines", "two\rlines", 1.5):
         rows.write_text(json.dumps({**ROWS[0], "id": bad}) + "\n")
         with pytest.raises(
             ValueError, match=r"rows.jsonl, line 1: column 'id' must hold a text on"

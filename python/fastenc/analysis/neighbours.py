@@ -81,7 +81,8 @@ def compare_neighbours(
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
         occurrences: (sentence, index of the word in it).
         pool: sentences whose words are the contextual candidates, the word itself excluded.
-        static: the static vectors. The candidates are its words.
+        static: the static vectors. The candidates are its words. A word is looked up in lower case, and if it is not
+            there, as it stands in its sentence.
         count: number of nearest words.
         layers: layers that are averaged to a contextual vector.
         show_progress: of the pool, as in :meth:`fastenc.Encoder.embed_words`.
@@ -103,10 +104,16 @@ def compare_neighbours(
     contextual = _nearest_words(of_queries, names, words, candidates.vectors, count)
     return [
         Occurrence(
-            list(sentence), index, nearest, static.neighbours(word, count) if word in static else []
+            list(sentence), index, nearest, _static_neighbours(sentence[index], static, count)
         )
-        for (sentence, index), word, nearest in zip(occurrences, names, contextual, strict=True)
+        for (sentence, index), nearest in zip(occurrences, contextual, strict=True)
     ]
+
+
+def _static_neighbours(word: str, static: StaticVectors, count: int) -> list[Neighbour]:
+    """The nearest words of a word in lower case, else as it stands in the sentence; none if neither has a vector."""
+    known = next((each for each in (word.lower(), word) if each in static), None)
+    return [] if known is None else static.neighbours(known, count)
 
 
 def _nearest_words(

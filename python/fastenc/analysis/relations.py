@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastenc.analysis.errors import NotMeasured
 from fastenc.analysis.heads import visit_heads
 from fastenc.data.columns import numbered_blocks
 from fastenc.models.encoder import Encoder
@@ -105,10 +106,16 @@ def score_relations(
     Args:
         encoder: a :class:`fastenc.Encoder` with a tokenizer.
     Returns: {(relation, direction): scores}; direction is one of ``DIRECTIONS``.
+    Raises: NotMeasured (a ValueError) for a tokenizer without a token before a text, such as T5's and Qwen's.
     Source: Clark et al. 2019, arXiv:1906.04341.
     """
     tokenizer = encoder.own_tokenizer()
     special, splitter = special_tokens(tokenizer), tokenizer_for_words(tokenizer)
+    if not special.begin:  # skip_ends would take the first word for a special token
+        raise NotMeasured(
+            "the scores of relations need a tokenizer with a special token before a text, such as [CLS], got one "
+            "without: take a model that has one"
+        )
     encodings = splitter.encode_batch(
         [tree.words for tree in trees], is_pretokenized=True, add_special_tokens=False
     )

@@ -15,12 +15,14 @@ from fastenc.analysis.errors import TooFewData
 from fastenc.analysis.intervals import Interval, mean_interval, spearman_interval
 from fastenc.analysis.isotropy import Isotropy, self_similarity
 from fastenc.analysis.moments import Moments
-from fastenc.analysis.states import inner_tokens, visit_texts
-from fastenc.data.readers import number_of, text_of
+from fastenc.analysis.states import TEXTS_AT_ONCE, inner_tokens, visit_texts
+from fastenc.data.readers import in_parts, number_of, text_of
 from fastenc.data.rows import numbered_rows
+from fastenc.models.embedding.encode import vectors_of
 from fastenc.models.embedding.space import check_space
 from fastenc.models.embedding.standardization import Standardization
 from fastenc.models.encoder import Encoder
+from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.nn.pooling import pool
 from fastenc.packing import PackedBatch
 
@@ -107,18 +109,26 @@ def isotropy_by_layer(
 
 
 def sentence_moments(
-    encoder: Encoder, texts: Iterable[str], pooling: str = "mean", batch_size: int = 32
+    encoder: Encoder, texts: Iterable[str], pooling: str | None = None, batch_size: int = 32
 ) -> Moments:
     """Moments of the texts' vectors, for the standardization that is saved with an encoder:
 
     ``encoder.sentence = replace(settings, standardization=sentence_moments(...).standardization())``
+
+    The vectors are those of :meth:`fastenc.Encoder.encode`, which cuts texts and puts the default prompt before them,
+    without a standardization, linear layers and a scaling to length 1.
+
+    Args: pooling: as ``encode`` takes it. None: the checkpoint's pooling, else "mean".
     """
-    moments = Moments.empty(encoder.config.hidden_size)
-
-    def measure(layer: int, state: Tensor, batch: PackedBatch, indices: list[int]) -> None:
-        moments.add(pool(state, batch.cu_seqlens, pooling))
-
-    visit_texts(encoder, texts, measure, layers=(-1,), batch_size=batch_size)
+    vectors = vectors_of(encoder, batch_size=batch_size, pooling=pooling)
+    moments = Moments.empty(encoder.config.output_size)
+    device = encoder.embeddings.word.weight.device
+    first = 0
+    with evaluation_mode(encoder), torch.inference_mode():
+        for part in in_parts(texts, TEXTS_AT_ONCE):
+            for _, batch in vectors.text_batches.of_part(part, first):
+                moments.add(encoder.pooled_states(batch.to(device), vectors.pooling))
+            first += len(part)
     return moments
 
 

@@ -249,17 +249,20 @@ class Encoder(LayerStack, PretrainedModel):
         Returns: (batch, width), the model's dtype; width: ``config.output_size``, or that of the last linear layer.
         Raises: ValueError for another pooling, an empty sequence, and "last-four" with fewer than four layers.
         """
-        if pooling == "cls":
-            vectors = self.first_states(batch)
-        elif pooling == "last-token":
-            vectors = self._states_of(batch, batch.cu_seqlens[1:].long() - 1)
-        else:
-            last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
-            output = self(batch, output_hidden_states=last_four, pooled=False)
-            states = output.hidden_states or (output.last_hidden_state,)
-            vectors = pool_layers(states, batch.cu_seqlens, pooling)
-            vectors = self.project_output(vectors) if last_four else vectors
+        vectors = self.pooled_states(batch, pooling)
         return vectors if self.sentence is None else self.sentence.after_pooling(vectors)
+
+    def pooled_states(self, batch: PackedBatch, pooling: str) -> Tensor:
+        """:meth:`pooled_vectors` before their standardization or linear layers, (batch, output_size)."""
+        if pooling == "cls":
+            return self.first_states(batch)
+        if pooling == "last-token":
+            return self._states_of(batch, batch.cu_seqlens[1:].long() - 1)
+        last_four = range(-LAST_LAYERS, 0) if pooling == "last-four" else False
+        output = self(batch, output_hidden_states=last_four, pooled=False)
+        states = output.hidden_states or (output.last_hidden_state,)
+        vectors = pool_layers(states, batch.cu_seqlens, pooling)
+        return self.project_output(vectors) if last_four else vectors
 
     @property
     def max_tokens(self) -> int:

@@ -167,7 +167,8 @@ def _check(rows: Iterator[tuple[str, Row]], table: ParquetTable | None) -> tuple
 
 def _id_of(where: str, row: Row) -> str:
     value = row.get(ID)
-    if isinstance(value, bool) or not isinstance(value, str | int) or "\n" in str(value):
+    is_name = isinstance(value, str | int) and not isinstance(value, bool)
+    if not is_name or any(mark in str(value) for mark in "\r\n"):
         raise ValueError(
             f"{where}: column {ID!r} must hold a text on one line or a whole number, got {value!r}: correct it, or "
             "rename the column"

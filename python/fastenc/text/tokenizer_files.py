@@ -8,6 +8,7 @@ from typing import Any, cast
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.text.special_tokens import BERT_TOKENS, named_roles
+from fastenc.text.token_types import set_type_0
 from fastenc.text.tokenizer_like import TokenizerLike
 
 # tokenizer_config.json's options of tokenizers like BERT's → attributes of their normalizer.
@@ -19,7 +20,7 @@ NORMALIZER_OPTIONS = {
 # Classes of tokenizers, also with "Fast" at the end. An option that tokenizer_config.json lacks has its default.
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
 BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
-# These classes take tokenizer.json as it is.
+# These classes take tokenizer.json as it is, but give no token types unless tokenizer_config.json names them.
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # What transformers makes a tokenizer.json from.
 SENTENCEPIECE_FILES = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
@@ -30,7 +31,7 @@ def load_tokenizer(folder: str | Path) -> TokenizerLike:
     """The ``tokenizers.Tokenizer`` of a model folder, with its padding and truncation switched off.
 
     For tokenizers like BERT's, options of tokenizer_config.json count for more than tokenizer.json, as in transformers.
-    Options that it lacks have transformers' defaults.
+    Options that it lacks have transformers' defaults. Where transformers gives no token types, all are 0.
 
     Raises: ValueError without a readable tokenizer.json.
     """
@@ -44,23 +45,39 @@ def load_tokenizer(folder: str | Path) -> TokenizerLike:
         tokenizer = require("tokenizers", extra="models").Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ValueError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
-    _apply_options(tokenizer, path.with_name("tokenizer_config.json"))
+    values = _options(path.with_name("tokenizer_config.json"))
+    _apply_options(tokenizer, values)
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if not _gives_token_types(values):
+        set_type_0(tokenizer)
     return tokenizer
 
 
-def _apply_options(tokenizer: Any, file: Path) -> None:
-    """Apply the options of tokenizer_config.json to a normalizer like BERT's. A malformed file has none here: reading
-    the length of texts from it is an error."""
-    normalizer = tokenizer.normalizer
-    if type(normalizer).__name__ != "BertNormalizer" or not file.is_file():
-        return
+def _options(file: Path) -> dict[str, Any]:
+    """The options of tokenizer_config.json. A missing or malformed file has none here: reading the length of texts from
+    a malformed one is an error."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _gives_token_types(values: dict[str, Any]) -> bool:
+    """Whether transformers' tokenizer gives the types of tokens that tokenizer.json has."""
+    names = values.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    return values.get("tokenizer_class") not in PLAIN_CLASSES
+
+
+def _apply_options(tokenizer: Any, values: dict[str, Any]) -> None:
+    """Apply the options of tokenizer_config.json to a normalizer like BERT's."""
+    normalizer = tokenizer.normalizer
+    if type(normalizer).__name__ != "BertNormalizer" or not values:
         return
-    if not isinstance(values, dict) or values.get("tokenizer_class") in PLAIN_CLASSES:
+    if values.get("tokenizer_class") in PLAIN_CLASSES:
         return
     if str(values.get("tokenizer_class")).removesuffix("Fast") in BERT_CLASSES:
         values = BERT_DEFAULTS | values

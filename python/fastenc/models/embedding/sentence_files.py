@@ -71,7 +71,7 @@ class SentenceSettings:
         default_prompt: the name in ``prompts`` of the text that is put before each text if none is given, or None.
         similarity: how sentence-transformers compares vectors ("cosine", "dot", ...). fastenc only keeps it.
         truncate_dim: number of the vectors' first dimensions that are kept, or None.
-    Raises: ValueError for another pooling.
+    Raises: ValueError for another pooling, and for a standardization together with linear layers.
     """
 
     pooling: str = "mean"
@@ -88,6 +88,11 @@ class SentenceSettings:
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {self.pooling!r}")
+        if self.standardization is not None and self.dense:
+            raise ValueError(
+                f"a standardization takes the place of linear layers, got both, with {len(self.dense)} layers: leave "
+                "one of them out"
+            )
 
     def after_pooling(self, vectors: Tensor) -> Tensor:
         """The pooled vectors (..., output_size) after the standardization, or after the linear layers (..., width)."""
