@@ -292,6 +292,15 @@ def test_of_a_long_sentence_the_tokens_around_the_word(base, tmp_path):
             "line 2: column 'sense' must hold",
         ),
         ("word\tindex\tlabel\tsentence\nbank\t1\tx\tthe bank of", "there must be a column 'sense'"),
+        # Tables without the columns, which looked like columns of words.
+        (
+            "word\tindex\ttext\tsense\nbank\t1\tthe bank of\tx",
+            r"line 2: the third column .* part of speech, got 'the bank of': .* index, sentence",
+        ),
+        (
+            "word\tpos\tindex1\tindex2\tlabel\nbank\tN\t2\t2\tF",
+            r"line 2: the third column must hold a part of speech, got '2'",
+        ),
         ("The\tthe\tDT\t-\nend\tend\tNN\t-", "must have a word with a sense"),
         ("The\tDT\nend\tNN", "line 1: a line must hold word, lemma, part of speech and sense"),
     ],
