@@ -82,7 +82,8 @@ def read_senses(
     )
     if not data.targets:
         raise ValueError(
-            f"{path} must have a word with a sense, got none: give a file with labelled words"
+            f"{path} must have a word with a sense, got none: give a file with labelled words, or sense_column the "
+            "number of another column"
         )
     return data
 
