@@ -154,6 +154,7 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
         "word\tindex\tsentence",
     )
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert " parameters, 0 of them trained" in card
     command = card.split("```sh\nfastenc ")[1].split("\n```")[0].split()
     run_command(
         *[str(unlabelled) if word == "words.tsv" else word for word in command[:-1]],
