@@ -362,6 +362,13 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
         question_windows([ask("Bernoulli numbers"), invisible], tokenizer, max_length=48, stride=12)
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    path = squad_file(tmp_path / "q.json")
+    expected = read_questions(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_questions(path) == expected
+
+
 @pytest.mark.parametrize("keep", [0, 1, 5, 15, 40, 0.5, -9, -8, -1])
 def test_a_cut_or_damaged_gzip_file_is_named(tmp_path, keep):
     """Cut in the header, in the content or in the checksum."""

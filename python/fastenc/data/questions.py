@@ -196,7 +196,9 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
             articles = json.load(file)["data"]
         for article in articles:
             for paragraph in article["paragraphs"]:
