@@ -332,6 +332,7 @@ def test_table_of_questions_is_read_like_squads_json(tmp_path):
         ),
         ({"answers": [{"text": None, "answer_start": 0}]}, "got None and 0: correct them"),
         ({"question": " "}, "question 'q1': the question must be text"),
+        ({"question": "Who \ud83d"}, r"question 'q1': texts must consist of whole characters"),
         ({"answers": None}, "is not SQuAD's JSON"),
     ],
 )

@@ -192,14 +192,17 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
                 f"{where}: each line must be a JSON object, got {type(row).__name__}: write {{column: value, …}}"
             )
         if SURROGATE.search(line):
-            _check_whole_characters(row, where)
+            check_whole_characters(row, where)
         yield where, row
 
 
-def _check_whole_characters(row: Row, where: str) -> None:
-    """Raises: ValueError for half of a surrogate pair, as in a text that was cut inside an emoji."""
+def check_whole_characters(value: object, where: str) -> None:
+    """Raises: ValueError for half of a surrogate pair, as in a text that was cut inside an emoji.
+
+    ``value``: a text, or lists and dictionaries of texts.
+    """
     try:
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
         raise ValueError(
