@@ -141,6 +141,18 @@ def test_layers_are_chosen_on_dev(base, files, tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
 
 
+def test_the_metric_chooses_the_layers(base, files, tmp_path, monkeypatch):
+    task = WordSense()
+    train, dev = (task.read(path) for path in files)
+    of_choices = [{"f1": 0.5, "macro_accuracy": share} for share in (0.1, 0.2, 0.3, 0.9, 0.4, 0.5)]
+    monkeypatch.setattr(WordSense, "_compare", lambda *_: of_choices)
+    config = TrainConfig(str(tmp_path / "run"))
+    chosen = task_trainer(
+        task, task.load(base, train), train, config, dev=dev, metric="macro_accuracy"
+    )
+    assert chosen.train() == of_choices[3] and chosen.model.layers == [2]
+
+
 def test_from_files_to_files(base, files, tmp_path, capsys):
     run = str(tmp_path / "run")
     finetune = ["finetune", str(base), str(files[0]), "--task", "word-sense", "-o", run]

@@ -115,6 +115,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         dev: SenseData | None,
         batch_size: int = 32,
         show_progress: bool | None = None,
+        metric: str | None = None,
     ) -> dict[str, float]:
         candidates = self._candidates(model, dev)
         senses: dict[str, list[str]] = {}
@@ -150,7 +151,8 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         if dev is not None:
             held_out = self.encode(dev, model)
             metrics_of = self._compare(model, dev, held_out, candidates, inventories, batch_size)
-            best = max(range(len(candidates)), key=lambda index: metrics_of[index]["f1"])
+            chosen_by = metric or self.metrics(dev)[0]
+            best = max(range(len(candidates)), key=lambda index: metrics_of[index][chosen_by])
             metrics = metrics_of[best]
         model.inventory, model.layers = inventories[best], list(candidates[best])
         return metrics
