@@ -344,7 +344,7 @@ def test_bad_input_is_named(base, files):
         task.fit(ours, train, None)
     with pytest.raises(ValueError, match="the model must have vectors of senses"):
         task.predict(ours, train)
-    with pytest.raises(ValueError, match=r"layers must be from 0 .* got 7"):
-        WordSense(word_layers="7").load(base, train)
+    with pytest.raises(ValueError, match=r"word_layers must be from 0 .* got 7"):
+        WordSense(word_layers="7").fit(ours, train, None)
     with pytest.raises(ValueError, match="trains no head, so it reads no cached features, got"):
         task_trainer(task, ours, train, TrainConfig("x"), features="f")

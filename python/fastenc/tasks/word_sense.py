@@ -92,7 +92,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         yield from in_sense_parts(self.read_inputs(path), size)
 
     def model_options(self, train: SenseData) -> JsonObject:
-        return {} if self.word_layers is None else {"layers": self._layers()}
+        return {}
 
     def metrics(self, data: SenseData) -> tuple[str, ...]:
         return ("f1", "accuracy", "macro_accuracy")
@@ -219,9 +219,11 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
 
     def _candidates(self, model: WordSenseModel, dev: SenseData | None) -> list[list[int]]:
         """The lists of layers that are compared on the dev set; one if there is nothing to choose."""
-        if self.word_layers is not None or dev is None:
-            return [model.layers]
         depth = model.config.num_layers
+        if (given := self._layers()) is not None:
+            return [resolve_layers(given, depth, "word_layers")]
+        if dev is None:
+            return [model.layers]
         last = [resolve_layers(LAYERS, depth)] if depth >= len(LAYERS) else []
         return [*last, *([layer] for layer in range(depth + 1))]
 
