@@ -25,6 +25,7 @@ from fastenc.tasks import (
     QuestionAnswering,
     SequenceClassification,
     SpanNer,
+    SparseEmbedding,
     TokenClassification,
 )
 from fastenc.train import TrainConfig, task_trainer
@@ -44,6 +45,10 @@ TASKS = {
     "crf": (TokenClassification(max_length=12, crf=True), "train.conll"),
     "answers": (QuestionAnswering(max_length=24, stride=4), "train.jsonl"),
     "spans": (SpanNer(max_length=12), "train.conll"),
+    "sparse": (
+        SparseEmbedding(12, text=("sentence", "label"), query_flops=0, document_flops=0),
+        "train.tsv",
+    ),
 }
 
 
@@ -127,7 +132,8 @@ def test_training_from_the_cache_is_training_on_the_frozen_encoder(folder, tmp_p
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-3)
     # The checkpoint is an ordinary one, which predicts without the cache what was evaluated with it.
     loaded = task.load(tmp_path / "with")
-    again = task.evaluate(loaded, train, task.encode(train, loaded))
+    # The batch size of the training, because other texts of a batch are candidates in the loss of pairs.
+    again = task.evaluate(loaded, train, task.encode(train, loaded), config.batch_size)
     assert again["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-4)
 
 
@@ -144,7 +150,8 @@ def test_stored_vectors_are_those_that_the_familys_head_reads(folder, tmp_path, 
     trainer = task_trainer(task, model, train, config, dev=train, features=tmp_path / "kept")
     stored = trainer.train()["loss"]
     loaded = task.load(tmp_path / "run")
-    again = task.evaluate(loaded, train, task.encode(train, loaded))
+    # The batch size of the training, because other texts of a batch are candidates in the loss of pairs.
+    again = task.evaluate(loaded, train, task.encode(train, loaded), config.batch_size)
     assert again["loss"] == pytest.approx(stored, rel=1e-4)
 
 

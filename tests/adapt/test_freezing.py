@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from fastenc.adapt import freeze_encoder, trained_parameters
+from fastenc.adapt import (
+    Lora,
+    PromptTuning,
+    add_adaptation,
+    freeze_encoder,
+    trained_parameters,
+)
 from fastenc.models import Encoder, EncoderConfig, MaskedLM, SequenceClassifier, SpanClassifier
 from fastenc.objectives import PairMaskedLM, SpanMaskedLM
 from fastenc.packing import pack_sequences
@@ -54,6 +60,18 @@ def test_what_a_family_adds_below_its_layers_is_frozen(layers):
     assert {name for name in trained if not name.startswith("head.")} == (
         upper if layers else set()
     )
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(1, {"layers.1", "layers.2"}), (None, set())])
+def test_what_adaptations_add_below_is_frozen(model, layers, kept):
+    add_adaptation(model, PromptTuning(2), "prompt")
+    add_adaptation(model, Lora(2, targets=("word", "query", "pooler")), "lora")
+    model.requires_grad_(True)
+    freeze_encoder(model, layers)
+    added = (n for n, p in model.named_parameters() if p.requires_grad and "adapt" in n)
+    parts = {name.removeprefix("encoder.").split(".adaptations")[0] for name in added}
+    pooler = {f"adapted.parts.lora.pooler.{matrix}.pooler" for matrix in "ab"}
+    assert parts == kept | pooler
 
 
 def test_counts_of_trained_parameters(model):

@@ -223,6 +223,10 @@ def test_other_errors(tmp_path):
         read_words(write(tmp_path / "empty.txt", "\n \n"))
     with pytest.raises(ValueError, match=r"nowhere.conll is not a file"):
         read_words(tmp_path / "nowhere.conll")
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"tokens": [["a"]]}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(ValueError, match=r"words are read from files .*, got a data set: give"):
+        read_tagged(tmp_path / "saved")
 
 
 def test_real_files(data_dir):

@@ -332,6 +332,7 @@ def test_table_of_questions_is_read_like_squads_json(tmp_path):
         ),
         ({"answers": [{"text": None, "answer_start": 0}]}, "got None and 0: correct them"),
         ({"question": " "}, "question 'q1': the question must be text"),
+        ({"question": "Who \ud83d"}, r"question 'q1': texts must consist of whole characters"),
         ({"answers": None}, "is not SQuAD's JSON"),
     ],
 )
@@ -360,6 +361,13 @@ def test_other_files_and_questions_without_room_are_errors(tmp_path, tokenizer):
         ValueError, match=r"question 'empty' has a context without tokens, '.u200d'"
     ):
         question_windows([ask("Bernoulli numbers"), invisible], tokenizer, max_length=48, stride=12)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    path = squad_file(tmp_path / "q.json")
+    expected = read_questions(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_questions(path) == expected
 
 
 @pytest.mark.parametrize("keep", [0, 1, 5, 15, 40, 0.5, -9, -8, -1])

@@ -112,7 +112,13 @@ def test_several_labels_a_text(tmp_path):
         tmp_path / "x.jsonl",
         "".join(json.dumps({"sentence": t, "label": y}) + "\n" for t, y in rows),
     )
-    for path in (tsv, jsonl):
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["red", "blue"])
+    columns = {"sentence": [t for t, _ in rows], "label": [names.str2int(y) for _, y in rows]}
+    features = {"sentence": datasets.Value("string"), "label": datasets.Sequence(names)}
+    table = datasets.Dataset.from_dict(columns, datasets.Features(features))
+    table.save_to_disk(str(tmp_path / "saved"))
+    for path in (tsv, jsonl, tmp_path / "saved"):
         data = read_labelled(path, multi_label=True)
         assert data.label_names == ["blue", "red"]
         assert data.labels == [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]

@@ -86,6 +86,7 @@ def test_what_is_no_input_is_named(models):
         ("the cat", "inputs must be a list, got a single text: give"),
         (["the cat", None], "input 1 must be a text, got None"),
         ([("a", "b")], "input 0 must be a text, got"),
+        (["a", "b \ud83d"], r"input 1: texts must consist of whole characters, got '\\ud83d'"),
     ):
         with pytest.raises(ValueError, match=message):
             classifier.predict(inputs)

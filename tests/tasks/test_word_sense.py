@@ -141,6 +141,18 @@ def test_layers_are_chosen_on_dev(base, files, tmp_path):
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
 
 
+def test_the_metric_chooses_the_layers(base, files, tmp_path, monkeypatch):
+    task = WordSense()
+    train, dev = (task.read(path) for path in files)
+    of_choices = [{"f1": 0.5, "macro_accuracy": share} for share in (0.1, 0.2, 0.3, 0.9, 0.4, 0.5)]
+    monkeypatch.setattr(WordSense, "_compare", lambda *_: of_choices)
+    config = TrainConfig(str(tmp_path / "run"))
+    chosen = task_trainer(
+        task, task.load(base, train), train, config, dev=dev, metric="macro_accuracy"
+    )
+    assert chosen.train() == of_choices[3] and chosen.model.layers == [2]
+
+
 def test_from_files_to_files(base, files, tmp_path, capsys):
     run = str(tmp_path / "run")
     finetune = ["finetune", str(base), str(files[0]), "--task", "word-sense", "-o", run]
@@ -154,6 +166,7 @@ def test_from_files_to_files(base, files, tmp_path, capsys):
         "word\tindex\tsentence",
     )
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert " parameters, 0 of them trained" in card
     command = card.split("```sh\nfastenc ")[1].split("\n```")[0].split()
     run_command(
         *[str(unlabelled) if word == "words.tsv" else word for word in command[:-1]],
@@ -292,7 +305,16 @@ def test_of_a_long_sentence_the_tokens_around_the_word(base, tmp_path):
             "line 2: column 'sense' must hold",
         ),
         ("word\tindex\tlabel\tsentence\nbank\t1\tx\tthe bank of", "there must be a column 'sense'"),
-        ("The\tthe\tDT\t-\nend\tend\tNN\t-", "must have a word with a sense"),
+        # Tables without the columns, which looked like columns of words.
+        (
+            "word\tindex\ttext\tsense\nbank\t1\tthe bank of\tx",
+            r"line 2: the third column .* part of speech, got 'the bank of': .* index, sentence",
+        ),
+        (
+            "word\tpos\tindex1\tindex2\tlabel\nbank\tN\t2\t2\tF",
+            r"line 2: the third column must hold a part of speech, got '2'",
+        ),
+        ("The\tthe\tDT\t-\nend\tend\tNN\t-", "must have a word with a sense, .* sense_column"),
         ("The\tDT\nend\tNN", "line 1: a line must hold word, lemma, part of speech and sense"),
     ],
 )
@@ -322,7 +344,7 @@ def test_bad_input_is_named(base, files):
         task.fit(ours, train, None)
     with pytest.raises(ValueError, match="the model must have vectors of senses"):
         task.predict(ours, train)
-    with pytest.raises(ValueError, match=r"layers must be from 0 .* got 7"):
-        WordSense(word_layers="7").load(base, train)
+    with pytest.raises(ValueError, match=r"word_layers must be from 0 .* got 7"):
+        WordSense(word_layers="7").fit(ours, train, None)
     with pytest.raises(ValueError, match="trains no head, so it reads no cached features, got"):
         task_trainer(task, ours, train, TrainConfig("x"), features="f")

@@ -345,6 +345,16 @@ def test_a_corrupt_checkpoint_is_named(tmp_path):
         path.write_bytes(whole)
 
 
+def test_a_run_whose_best_checkpoint_was_deleted_is_not_resumed(tmp_path):
+    values = iter([0.1, 0.2])
+    trainer = build(tmp_path, max_steps=2, eval_every=1)
+    trainer.evaluate = lambda model: {"loss": next(values)}
+    trainer.train()
+    shutil.rmtree(tmp_path / "checkpoint-00000001")
+    with pytest.raises(ValueError, match=r"checkpoint-00000001 must be there, .* put it back"):
+        build(tmp_path, max_steps=2, eval_every=1).train(resume=True)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     trainer = build(tmp_path)
     with torch.no_grad():

@@ -127,7 +127,9 @@ def test_a_run_is_not_resumed_with_other_labels(task, tmp_path):
     trainer(one).train(resume=True)
 
 
-@pytest.mark.parametrize("other", [Lora(2, alpha=8.0), Lora(2, alpha=4.0, targets=("key", "up"))])
+@pytest.mark.parametrize(
+    "other", [Lora(2, alpha=8.0), Lora(2, alpha=4.0, targets=("key", "up")), None]
+)
 def test_a_run_is_not_resumed_with_another_adaptation(other, tmp_path):
     small_model("mlm", word_tokenizer()).save_pretrained(tmp_path / "base")
     task = TASKS["sequence-classification"]()
@@ -136,7 +138,8 @@ def test_a_run_is_not_resumed_with_another_adaptation(other, tmp_path):
 
     def trainer(adaptation):
         model = task.load(tmp_path / "base", data)
-        add_adaptation(model, adaptation)
+        if adaptation is not None:
+            add_adaptation(model, adaptation)
         return task_trainer(task, model, data, config)
 
     one = Lora(2, alpha=4.0, targets=("query", "up"))

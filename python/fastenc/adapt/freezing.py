@@ -1,16 +1,18 @@
 """Chooses which of a model's parameters are trained."""
 
+import re
+
 from torch import nn
 
 from fastenc.models.adapters.adaptations import encoder_of
 from fastenc.models.pretrained import PretrainedModel
 
-# Parts of an encoder that are trained with the head: its pooler, the mix of layers, and what an adaptation adds.
-OF_THE_HEAD = ("pooler.", "mix.", "adapted.")
+# Parts of an encoder that are trained with the head: its pooler, also the pooler's LoRA, and the mix of layers.
+OF_THE_HEAD = re.compile(r"(adapted\.parts\.\w+\.)?pooler\.|mix\.")
 
 
 def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
-    """Freeze the embeddings and the lower layers of a model's encoder.
+    """Freeze the embeddings and the lower layers of a model's encoder, with what adaptations add to them.
 
     Layers below the lowest trained parameter compute no gradient and keep no activations. Their dropout stays active
     in training, as in transformers.
@@ -26,21 +28,22 @@ def freeze_encoder(model: PretrainedModel, layers: int | None = None) -> None:
         raise ValueError(
             f"from 0 to {depth} layers can be frozen, because the model has {depth}, got {layers}: give another number"
         )
-    if layers is None:
-        for name, parameter in encoder.named_parameters():
-            if not name.startswith(OF_THE_HEAD):
-                parameter.requires_grad_(False)
-        return
-    first = (
-        encoder.embeddings,
-        encoder.first_norm,
-        encoder.relative_positions,
-        encoder.position_norm,
-    )
-    in_first_layer = (encoder.convolution,) if layers else ()
-    for module in (*first, *encoder.layers[:layers], *in_first_layer):
-        if module is not None:
-            module.requires_grad_(False)
+    named = encoder.named_parameters()
+    if layers is not None:
+        below = (
+            encoder.embeddings,
+            encoder.first_norm,
+            encoder.relative_positions,
+            encoder.position_norm,
+        )
+        in_first_layer = (encoder.convolution,) if layers else ()
+        for module in (*below, *encoder.layers[:layers], *in_first_layer):
+            if module is not None:
+                module.requires_grad_(False)
+        named = encoder.adapted.named_parameters("adapted")
+    for name, parameter in named:
+        if not OF_THE_HEAD.match(name):
+            parameter.requires_grad_(False)
 
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:

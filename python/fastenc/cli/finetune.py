@@ -211,7 +211,7 @@ class Finetune(Command):
             features_dtype=torch.float16 if self.adapt_options.half_features else torch.float32,
             origin=Origin(self.model, (self.train,), self.dev),
         )
-        if trainer.accelerator.is_main_process:
+        if trainer.accelerator.is_main_process and task.trains_by_steps:
             print(f"training {trained:,} of {total:,} parameters")
         run_trainer(trainer, self.resume, self.overwrite, task.metric_titles(model))
         mix = encoder_of(model).mix

@@ -9,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from fastenc.data.rows import file_type_of, numbered_lines
+from fastenc.data.rows import file_type_of, is_data_set, numbered_lines
 from fastenc.text.characters import JOINERS, marks
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
@@ -226,11 +226,12 @@ def sentence_of(value: object, index: int) -> Sentence:
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:
     """The sentences of a file, as numbered rows of cells."""
-    file_type = file_type_of(path)
-    if file_type in NOT_COLUMNS:
+    file_type, data_set = file_type_of(path), is_data_set(Path(path))
+    if data_set or file_type in NOT_COLUMNS:
+        given = "data set" if data_set else f"{file_type} file"
         raise ValueError(
             f"{path}: words are read from files with columns between tabs or spaces, such as .conll, .conllu or .tsv, "
-            f"got a {file_type} file: give a file with a word and its tag on each line, and an empty line after each "
+            f"got a {given}: give a file with a word and its tag on each line, and an empty line after each "
             "sentence. Texts to predict for may be .txt; .jsonl is for the task span-ner"
         )
     conllu = file_type == ".conllu"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
-from fastenc.data.rows import numbered_rows
+from fastenc.data.rows import check_whole_characters, numbered_rows
 from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.tokenizers import without_limits
 from fastenc.text.windows import owned
@@ -196,7 +196,9 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
     if not path.is_file():
         raise ValueError(f"{path} is not a file: check the path")
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
             articles = json.load(file)["data"]
         for article in articles:
             for paragraph in article["paragraphs"]:
@@ -233,6 +235,7 @@ def _table_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
 
 
 def _checked(question: Question, where: str) -> Question:
+    check_whole_characters(question, where)
     for name, value in (("question", question.question), ("context", question.context)):
         if not isinstance(value, str) or not value.strip():
             raise ValueError(f"{where}: the {name} must be text, got {value!r}: leave out the row")

@@ -192,14 +192,17 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Row]]:
                 f"{where}: each line must be a JSON object, got {type(row).__name__}: write {{column: value, …}}"
             )
         if SURROGATE.search(line):
-            _check_whole_characters(row, where)
+            check_whole_characters(row, where)
         yield where, row
 
 
-def _check_whole_characters(row: Row, where: str) -> None:
-    """Raises: ValueError for half of a surrogate pair, as in a text that was cut inside an emoji."""
+def check_whole_characters(value: object, where: str) -> None:
+    """Raises: ValueError for half of a surrogate pair, as in a text that was cut inside an emoji.
+
+    ``value``: a text, or lists and dictionaries of texts.
+    """
     try:
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
         raise ValueError(
@@ -221,17 +224,22 @@ def _data_set(path: str | Path) -> Iterator[tuple[str, Row]]:
         raise ValueError(
             f"{path} must hold one split, got {sorted(table)}: give the folder of one of them"
         )
-    names = {
-        column: feature.names
-        for column, feature in table.features.items()
-        if hasattr(feature, "names")
-    }
+    names = {}
+    for column, feature in table.features.items():
+        of_class = getattr(feature, "feature", feature)  # a list's, for several labels a row
+        if hasattr(of_class, "names"):
+            names[column] = of_class.names
     for number, row in enumerate(table):
         for column in names:
-            # -1 means "not labelled".
-            index = row[column]
-            row[column] = None if index is None or index < 0 else names[column][index]
+            row[column] = _class_names(row[column], names[column])
         yield f"{path}, row {number}", row
+
+
+def _class_names(value: Any, names: Sequence[str]) -> Any:
+    """The name of a class by its number, or those of a list of numbers. None for -1, which means "not labelled"."""
+    if isinstance(value, list):
+        return [_class_names(each, names) for each in value]
+    return None if value is None or value < 0 else names[value]
 
 
 def _load_data_set(path: str | Path) -> Any:

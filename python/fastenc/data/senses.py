@@ -72,8 +72,8 @@ def read_senses(
         sense_column: sense column of a file in columns, from 1; None: the last.
         labelled: True: the targets are the words with a sense. False: they are every row of a table, and every noun,
             verb, adjective and adverb of a file in columns.
-    Raises: ValueError with file and line for a missing column, a word that is not in its sentence, and a file without
-        targets.
+    Raises: ValueError with file and line for a missing column, a word that is not in its sentence, a part of speech
+        that is a number or has spaces, and a file without targets.
     """
     data = (
         _read_table(path, sense, labelled)
@@ -82,7 +82,8 @@ def read_senses(
     )
     if not data.targets:
         raise ValueError(
-            f"{path} must have a word with a sense, got none: give a file with labelled words"
+            f"{path} must have a word with a sense, got none: give a file with labelled words, or sense_column the "
+            "number of another column"
         )
     return data
 
@@ -128,6 +129,11 @@ def _read_columns(path: str | Path, sense_column: int | None, labelled: bool) ->
                 f"columns and sense column {column + 1}: give an all-words file, or sense_column another number"
             )
         for word, (number, cells) in enumerate(rows):
+            if cells[POS].isdecimal() or " " in cells[POS]:
+                raise ValueError(
+                    f"{path}, line {number}: the third column must hold a part of speech, got {cells[POS]!r}: give an "
+                    f"all-words file, or a table whose header has the columns {', '.join(TABLE_COLUMNS)}"
+                )
             letter = _letter(cells[POS])
             parts = dict.fromkeys(cells[column].split(";"))  # each once
             senses = tuple(part for part in parts if part not in UNTAGGED)

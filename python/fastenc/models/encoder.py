@@ -132,14 +132,18 @@ class Encoder(LayerStack, PretrainedModel):
         if output_tokens is not None:
             _check_output_tokens(output_tokens, batch.total_tokens)
         if batch.hidden is not None:
-            if wanted or tied_weight or visit is not None or visit_input is not None:
+            if wanted or visit is not None or visit_input is not None:
                 raise ValueError(
                     "states of layers cannot be given for a batch that brings the encoder's stored output, got a "
                     "batch with hidden: make it without hidden"
                 )
             last = rows_of(batch.hidden, output_tokens)
             pooled = pooled and output_tokens is None
-            return EncoderOutput(last, pooled=self._pooled(last, batch) if pooled else None)
+            return EncoderOutput(
+                last,
+                pooled=self._pooled(last, batch) if pooled else None,
+                tied_weight=self.embeddings.word.weight if tied_weight else None,
+            )
         self._check_weights(batch)
         self._check_length(batch)
         if not torch.compiler.is_compiling():

@@ -299,9 +299,13 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         dev: Data | None,
         batch_size: int = 32,
         show_progress: bool | None = None,
+        metric: str | None = None,
     ) -> dict[str, float]:
         """Compute the model from the training set, for a task with ``trains_by_steps=False``.
 
+        Args:
+            dev: data that choose between several models; None: there is nothing to choose.
+            metric: the metric of ``dev`` that chooses; None: the first of ``metrics``.
         Returns: the metrics of the dev set; {} if ``dev`` is None.
         """
         raise NotImplementedError

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fastenc.data.rows import check_whole_characters
 from fastenc.tasks.registry import task_of_model
 
 
@@ -40,7 +41,7 @@ class Predictor:
                 reranking (query, document) or (query, list of documents).
             batch_size: number of examples that the model takes at a time.
         Returns: a dictionary for each input, as ``fastenc predict`` writes it to a .jsonl file.
-        Raises: ValueError for an input of a wrong type.
+        Raises: ValueError for an input of a wrong type, or with half of a character.
         """
         if isinstance(inputs, str):
             raise ValueError(f"inputs must be a list, got a single text: give [{inputs[:40]!r}]")
@@ -48,7 +49,10 @@ class Predictor:
             raise ValueError(
                 f"inputs must be a list, got {type(inputs).__name__}: give a list of inputs"
             )
+        inputs = list(inputs)
         data = self.task.data_of(inputs)
+        for index, each in enumerate(inputs):
+            check_whole_characters(each, f"input {index}")
         predictions = self.task.predict(self.model, data, batch_size)
         return [
             json.loads(line) for line in self.task.lines(self.model, data, predictions, ".jsonl")

@@ -92,7 +92,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         yield from in_sense_parts(self.read_inputs(path), size)
 
     def model_options(self, train: SenseData) -> JsonObject:
-        return {} if self.word_layers is None else {"layers": self._layers()}
+        return {}
 
     def metrics(self, data: SenseData) -> tuple[str, ...]:
         return ("f1", "accuracy", "macro_accuracy")
@@ -115,6 +115,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         dev: SenseData | None,
         batch_size: int = 32,
         show_progress: bool | None = None,
+        metric: str | None = None,
     ) -> dict[str, float]:
         candidates = self._candidates(model, dev)
         senses: dict[str, list[str]] = {}
@@ -150,7 +151,8 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
         if dev is not None:
             held_out = self.encode(dev, model)
             metrics_of = self._compare(model, dev, held_out, candidates, inventories, batch_size)
-            best = max(range(len(candidates)), key=lambda index: metrics_of[index]["f1"])
+            chosen_by = metric or self.metrics(dev)[0]
+            best = max(range(len(candidates)), key=lambda index: metrics_of[index][chosen_by])
             metrics = metrics_of[best]
         model.inventory, model.layers = inventories[best], list(candidates[best])
         return metrics
@@ -217,9 +219,11 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
 
     def _candidates(self, model: WordSenseModel, dev: SenseData | None) -> list[list[int]]:
         """The lists of layers that are compared on the dev set; one if there is nothing to choose."""
-        if self.word_layers is not None or dev is None:
-            return [model.layers]
         depth = model.config.num_layers
+        if (given := self._layers()) is not None:
+            return [resolve_layers(given, depth, "word_layers")]
+        if dev is None:
+            return [model.layers]
         last = [resolve_layers(LAYERS, depth)] if depth >= len(LAYERS) else []
         return [*last, *([layer] for layer in range(depth + 1))]
 

@@ -239,7 +239,8 @@ def check_same(stored: dict[str, object], current: dict[str, object], where: str
 
     ``where``: the checkpoint, for the message.
     """
-    for name in {**stored, **current}:
+    # The learning rate comes last, because its default follows from other settings, such as the adaptation.
+    for name in sorted({**stored, **current}, key=lambda name: name == "learning_rate"):
         if stored.get(name) != current.get(name):
             raise ValueError(
                 f"{where} was written with {name}={stored.get(name)!r}, this run has {current.get(name)!r}. Resuming "

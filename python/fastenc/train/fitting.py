@@ -64,10 +64,10 @@ class Fitting:
             return {}
         model = self.model.to(self.accelerator.device)
         batch_size = self.config.batch_size or 32
-        metrics = self.task.fit(model, self.train_data, self.dev, batch_size)
+        metrics = self.task.fit(model, self.train_data, self.dev, batch_size, metric=self.metric)
         self.output_dir.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(self.output_dir)
-        settings = {"task": self.task.name, **asdict(self.task)}
+        settings = {"task": self.task.name, "trained parameters": 0, **asdict(self.task)}
         titles = self.task.metric_titles(model)
         summary = [f"train: {len(self.train_data):,} items"]
         held_out = None if self.dev is None else len(self.dev)

@@ -320,11 +320,12 @@ class Trainer:
         if folder is not None:
             state = checkpoints.read_state(folder)
             check_same(state["settings"], self.fingerprint, str(folder))
+            self.evaluations.restore(state)
+            self._check_best_folder()
             self.parallel.load(checkpoints.read_weights(folder, self.model_class))
             states = checkpoints.load_optimizer(folder, self.plain_model, self.adamw)
             self._restore_random_states(states, state["step"])
             self.step = state["step"]
-            self.evaluations.restore(state)
         if self.accelerator.is_main_process:
             self._remove_old()
         self.report.open(self.step, self.fingerprint)
@@ -450,6 +451,15 @@ class Trainer:
     def _remove_old(self) -> None:
         keep = self.config.keep_checkpoints
         checkpoints.remove_old(self.output_dir, keep, self._best_folder())
+
+    def _check_best_folder(self) -> None:
+        """Raises: ValueError if the best checkpoint so far is missing, whose weights may be the result."""
+        folder = self._best_folder()
+        if folder is not None and not folder.is_dir():
+            raise ValueError(
+                f"{folder} must be there, the best checkpoint of the run that is resumed, got no such folder: put it "
+                "back, or start again with overwrite=True"
+            )
 
     def _best_folder(self) -> Path | None:
         return checkpoints.folder_of(self.output_dir, self.best["step"]) if self.best else None

@@ -8,22 +8,24 @@ from fastenc.models.embedding.encoder_like import EncoderLike
 from fastenc.packing import PackedBatch
 
 
-def resolve_layers(layers: Sequence[int], num_layers: int) -> list[int]:
+def resolve_layers(layers: Sequence[int], num_layers: int, name: str = "layers") -> list[int]:
     """The numbers of the states, from 0 (the embeddings' output) to num_layers.
 
-    Args: layers: numbers of states; negative ones count from the last.
+    Args:
+        layers: numbers of states; negative ones count from the last.
+        name: the argument or option that gave them, for error messages.
     Raises: ValueError for an empty list, a state that does not exist, or one that is given twice.
     """
     for layer in layers:
         if not -num_layers - 1 <= layer <= num_layers:
             raise ValueError(
-                f"layers must be from 0 (the embeddings' output) to the model's {num_layers}, or -1 to "
+                f"{name} must be from 0 (the embeddings' output) to the model's {num_layers}, or -1 to "
                 f"{-num_layers - 1} from the last, got {layer}"
             )
     taken = [layer % (num_layers + 1) for layer in layers]
     if not taken or len(set(taken)) < len(taken):
         raise ValueError(
-            f"layers must name at least one layer, and none of them twice, got {list(layers)}: correct it"
+            f"{name} must name at least one layer, and none of them twice, got {list(layers)}: correct it"
         )
     return taken
 
