@@ -5,6 +5,7 @@ import pytest
 import regex
 
 from fastenc.data import read_tagged, read_words
+from fastenc.data.senses import read_senses
 
 CONLLU = """# sent_id = 1
 # text = He didn't
@@ -226,7 +227,7 @@ def test_other_errors(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"tokens": [["a"]]}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(ValueError, match=r"words are read from files .*, got a data set: give"):
-        read_tagged(tmp_path / "saved")
+        read_senses(tmp_path / "saved")
 
 
 def test_real_files(data_dir):

@@ -1,4 +1,4 @@
-"""Reads sentences of tagged words from files in columns: CoNLL (a word a line) and CoNLL-U."""
+"""Reads sentences of tagged words from files in columns, CoNLL (a word a line) and CoNLL-U, and from data sets."""
 
 import re
 import warnings
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc.data.rows import file_type_of, is_data_set, numbered_lines
+from fastenc.data.word_data_sets import names_data_set, rows_of_words
 from fastenc.text.characters import JOINERS, marks
 from fastenc.text.tags import SCHEMES, convert, every_tag, scheme_of
 
@@ -72,12 +73,16 @@ def read_tagged(
     label_names: Sequence[str] | None = None,
     tag_scheme: str | None = None,
 ) -> TaggedData:
-    """Tagged sentences from a file in columns.
+    """Tagged sentences from a file in columns, or from a Hugging Face data set.
 
     A line holds a word and its tags. They are separated by tabs or, in a line without tabs, by spaces. An empty line or
     -DOCSTART- ends a sentence. A line before a sentence's first word is a comment if it begins with "# ", has no tab
     and has another number of columns than the other lines. In a ``.conllu`` file every line that begins with # is a
     comment, and the lines of multiword tokens (1-2) and empty nodes (1.1) are skipped.
+
+    A data set is a folder of ``save_to_disk``, or ``name``, ``name:split`` or ``name:configuration:split`` on the hub.
+    Its column 1 is ``tokens`` or ``words``, a list of words. The columns after it have a tag for each word; those whose
+    name contains "tag" or "label" come last.
 
     Args:
         word_column, tag_column: from 1. None: the first and the last; FORM and UPOS of a ``.conllu`` file.
@@ -92,7 +97,7 @@ def read_tagged(
     if tag_scheme is not None and tag_scheme not in SCHEMES:
         raise ValueError(f"tag_scheme must be one of {SCHEMES}, got {tag_scheme!r}")
     sentences = []
-    for rows in numbered_blocks(path):
+    for rows in sentence_rows(path):
         word, tag = _columns(path, rows, word_column, tag_column)
         words, tags = _words(path, rows, word), _cells(path, rows, tag, "tag")
         sentences.append(sentence(words, tags, [number for number, _ in rows]))
@@ -123,7 +128,7 @@ def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
         for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
             if tag not in known:
                 raise ValueError(
-                    f"{data.path}, line {line}: the tag {tag!r} of the word {word!r} is not one of the training set's "
+                    f"{_where(data.path, line)}: the tag {tag!r} of the word {word!r} is not one of the training set's "
                     f"{list(label_names)}: correct it, or add sentences with it to the training set"
                 )
 
@@ -159,7 +164,7 @@ def _first_other_tag(path: str | Path, sentences: Sequence[Sentence]) -> str | N
     for each in sentences:
         for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
             if tag in others:
-                return f"{path}, line {line}: the tag {tag!r} of the word {word!r}"
+                return f"{_where(path, line)}: the tag {tag!r} of the word {word!r}"
     return None
 
 
@@ -186,7 +191,7 @@ def iterate_words(path: str | Path, word_column: int | None = None) -> Iterator[
             yield each
     else:
         column = _usual_word_column(path) if word_column is None else word_column
-        for rows in numbered_blocks(path):
+        for rows in sentence_rows(path):
             empty = False
             yield sentence(_words(path, rows, column), (), [number for number, _ in rows])
     if empty:
@@ -222,6 +227,16 @@ def sentence_of(value: object, index: int) -> Sentence:
             f"input {index} must be a text or a list of words that are not empty, got {value!r}: correct it"
         )
     return sentence(list(value), (), [index + 1] * len(value))
+
+
+def sentence_rows(path: str | Path) -> Iterator[Rows]:
+    """The sentences of a file or a data set, as numbered rows of cells."""
+    return rows_of_words(path) if names_data_set(path) else numbered_blocks(path)
+
+
+def _where(path: str | Path, number: int) -> str:
+    """A place in a file or a data set, for error messages."""
+    return f"{path}, {'row' if names_data_set(path) else 'line'} {number}"
 
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:
@@ -273,7 +288,7 @@ def _columns(
         tag = CONLLU_TAG if file_type_of(path) == ".conllu" else len(cells)
     if word == tag:
         raise ValueError(
-            f"{path}, line {number}: words and tags must be in two columns, got column {word} of {len(cells)} for "
+            f"{_where(path, number)}: words and tags must be in two columns, got column {word} of {len(cells)} for "
             "both: give a file with a word and its tag on each line, or give word_column and tag_column other "
             "numbers"
         )
@@ -292,8 +307,8 @@ def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
     if file_type_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):
         number, text = rows[spaced[0]][0], words[spaced[0]]
         raise ValueError(
-            f"{path}, line {number}: column {column} must hold one word on each line, got the text {text[:60]!r}: give "
-            "words (in a .conll file if they contain spaces), or texts to predict for as .txt"
+            f"{_where(path, number)}: column {column} must hold one word on each line, got the text {text[:60]!r}: "
+            "give words (in a .conll file if they contain spaces), or texts to predict for as .txt"
         )
     return words
 
@@ -302,13 +317,13 @@ def _cells(path: str | Path, rows: Rows, column: int, what: str) -> list[str]:
     number, cells = rows[0]
     if not 1 <= column <= len(cells):
         raise ValueError(
-            f"{path}, line {number}: {what}_column must be from 1 to {len(cells)}, the number of columns of this line, "
+            f"{_where(path, number)}: {what}_column must be from 1 to {len(cells)}, the number of columns here, "
             f"got {column}: give one of them"
         )
     for number, cells in rows:
         if not cells[column - 1]:
             raise ValueError(
-                f"{path}, line {number}: column {column} must hold a {what}, got nothing: fill it in, or leave the "
+                f"{_where(path, number)}: column {column} must hold a {what}, got nothing: fill it in, or leave the "
                 "whole line empty to end the sentence"
             )
     return [cells[column - 1] for _, cells in rows]

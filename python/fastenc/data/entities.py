@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastenc.data.columns import Sentence, iterate_words, numbered_blocks, read_tagged, sentence
+from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence, sentence_rows
 from fastenc.data.rows import file_type_of, numbered_rows
 from fastenc.text.tags import Span, scheme_of, spans
 
@@ -40,9 +40,9 @@ def read_entities(
     """Sentences with entities.
 
     A ``.jsonl`` file has an object a line, ``{"tokens": [...], "entities": [[start, end, type], ...]}``. ``start``
-    is the index of an entity's first word, ``end`` the index after its last. Entities may be nested. Any other file
-    has columns as :func:`read_tagged` reads them, with IOB2 or BIOES tags in one column, or in several columns for
-    nested entities, as in GermEval 2014.
+    is the index of an entity's first word, ``end`` the index after its last. Entities may be nested. Any other file,
+    and a data set, has columns as :func:`read_tagged` reads them, with IOB2 or BIOES tags in one column, or in several
+    columns for nested entities, as in GermEval 2014.
 
     Args:
         word_column, tag_column: from 1, as in :func:`read_tagged`.
@@ -125,7 +125,7 @@ def _warn_of_unread_levels(
 ) -> None:
     """Warn if columns that are not read hold entities of the same types, as columns of nested entities do."""
     tags: dict[int, set[str]] = {}
-    for rows in numbered_blocks(path):
+    for rows in sentence_rows(path):
         for _, cells in rows:
             for number, cell in enumerate(cells, start=1):
                 tags.setdefault(number, set()).add(cell)
