@@ -1,11 +1,10 @@
 """A driver for Triton that compiles for a GPU that is not present and starts nothing.
 
-It does not work with Triton's interpreter (TRITON_INTERPRET). Kernels are compiled for sm_90 up to LLVM's code: what
-follows would be loaded, and nothing is. A launch does everything but start the kernel. Tensors are on the CPU.
+It does not work with Triton's interpreter (TRITON_INTERPRET). Kernels are compiled for sm_90. A launch does everything
+but start the kernel. Tensors are on the CPU.
 """
 
 import triton.compiler.compiler
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -50,14 +49,5 @@ class StubDriver:
         return 9, 0
 
 
-def _leave_out_machine_code(backend=None, stages=None, *arguments):
-    """Triton's hook, which it calls with the stages of a compilation, and without arguments for the cache's key."""
-    if stages is None:
-        return "without machine code", "without machine code"
-    stages["ptx"] = lambda llir, metadata: metadata.setdefault("name", "kernel")
-    stages["cubin"] = lambda ptx, metadata: b""
-
-
 driver.set_active(StubDriver())
-knobs.runtime.add_stages_inspection_hook = _leave_out_machine_code
 triton.compiler.compiler.max_shared_mem = lambda device: SHARED_MEMORY

@@ -88,13 +88,13 @@ call = self_attention_call(torch.tensor([0, 30, 70], dtype=torch.int32), 40, sca
 library.triton_kernels["attention_fwd"](q, q, q, *call)
 for signature in run.signatures():
     for compiled in signature.compiled.values():
-        print(signature.kernel, "__assertfail" in compiled.asm["llir"])
+        print(signature.kernel, "__assertfail" in compiled.asm["ptx"])
 """
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_assertions_are_compiled_when_debugging(value, tmp_path):
-    # A cache of its own: one that was carried from another machine may lack this code.
+    # A cache of its own: one that was carried from another machine may lack the PTX code.
     done = compiling("-c", ASSERTIONS, FASTENC_DEBUG=value, TRITON_CACHE_DIR=str(tmp_path))
     compiled = dict(line.split() for line in done.stdout.splitlines())
     assert compiled["attention_short_fwd_kernel"] == str(value == "1")
