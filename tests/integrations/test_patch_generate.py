@@ -164,6 +164,20 @@ def test_an_empty_source():
     assert torch.equal(*tokens)
 
 
+@torch.no_grad()
+def test_a_layer_with_equal_values_of_all_sources():
+    """They share no keys and values in the other layers."""
+    own, fused = pair()
+    ids = torch.randint(5, 97, (3, 7))
+    source = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for model in (own, fused):
+        decoder_of(model).layers[0].encoder_attn.v_proj.weight.zero_()
+    logits = [
+        generated(model, source, "bart", output_logits=True).logits[-1] for model in (own, fused)
+    ]
+    close(*logits, atol=1e-4)
+
+
 def test_more_tokens_than_positions():
     """transformers' own error."""
     own, fused = pair(max_position_embeddings=40)

@@ -1,5 +1,6 @@
 """transformers' cache of a decoder whose keys and values fastenc holds, in the memory that its kernels read."""
 
+from collections.abc import Iterable
 from math import gcd
 from typing import Any
 
@@ -40,7 +41,7 @@ class HeldCache:
     ):
         self.states, self.mask, self.reading, self.frozen = states, mask, reading, frozen
         both = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        self.copies = _copies(both[1][0].values, mask)
+        self.copies = _copies(both[1], mask)
         rows = states[:: self.copies]
         ids = rows.new_zeros(rows.shape[:2], dtype=torch.long)
         self.source = pack(ids, None if mask is None else mask[:: self.copies])
@@ -70,12 +71,16 @@ class HeldCache:
         return self._compared[1]
 
 
-def _copies(values: Tensor, mask: Tensor | None) -> int:
-    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i."""
-    same = (values[1:] == values[:-1]).flatten(1).all(1)
+def _copies(sources: Iterable[Any], mask: Tensor | None) -> int:
+    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i.
+
+    Args: sources: the layers of transformers' cache. Different sources may have equal keys and values in one of them.
+    """
+    compared = [part for layer in sources for part in (layer.keys, layer.values)]
     if mask is not None:
-        same &= (mask[1:] == mask[:-1]).all(1)
-    return gcd(values.shape[0], *((~same).nonzero().flatten() + 1).tolist())
+        compared.append(mask)
+    same = torch.stack([(each[1:] == each[:-1]).flatten(1).all(1) for each in compared]).all(0)
+    return gcd(len(compared[0]), *((~same).nonzero().flatten() + 1).tolist())
 
 
 class HeldLayer(DynamicLayer):
