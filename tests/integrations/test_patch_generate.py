@@ -223,11 +223,19 @@ def test_a_frozen_decoder(family, dtype):
     assert (error > 1e-4) == (dtype == "int8")
 
 
+def reorder_twice(cache):
+    """With one tensor, whose values change: first beams of each source, then other sources."""
+    rows = torch.tensor([1, 1, 3, 2])
+    cache.reorder_cache(rows)
+    cache.reorder_cache(rows.copy_(torch.tensor([3, 1, 0, 2])))
+
+
 # What may happen to a cache between two calls.
 CHANGES = {
     "nothing": lambda cache: None,
     "beams": lambda cache: cache.reorder_cache(torch.tensor([1, 1, 3, 2])),
     "other sources": lambda cache: cache.reorder_cache(torch.tensor([3, 1, 0, 2])),
+    "other sources after beams": reorder_twice,
     "selected": lambda cache: cache.batch_select_indices(torch.tensor([3, 1, 0, 2])),
     "cropped": lambda cache: cache.crop(-1),
     "read": lambda cache: [*cache],

@@ -42,13 +42,13 @@ class HeldCache:
         self.states, self.mask, self.reading, self.frozen = states, mask, reading, frozen
         both = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
         self.copies = _copies(both[1], mask)
+        self._source_of_row = torch.arange(len(states), device=states.device) // self.copies
         rows = states[:: self.copies]
         ids = rows.new_zeros(rows.shape[:2], dtype=torch.long)
         self.source = pack(ids, None if mask is None else mask[:: self.copies])
         self.packed_states = pack_rows(rows, self.source)
         self.layers = [self._copied(*pair) for pair in zip(*both, strict=True)]
         self.complete = True
-        self._compared: tuple[Tensor, bool] | None = None
 
     def _copied(self, target: Any, source: Any) -> LayerCache:
         cache = LayerCache()
@@ -61,14 +61,7 @@ class HeldCache:
 
     def keeps_sources(self, rows: Tensor) -> bool:
         """Whether these rows have the same sources as all rows in their order."""
-        # A cache reorders all its layers with one tensor.
-        if self._compared is None or self._compared[0] is not rows:
-            every = torch.arange(self.states.shape[0], device=rows.device)
-            same = rows.shape == every.shape and torch.equal(
-                rows // self.copies, every // self.copies
-            )
-            self._compared = rows, same
-        return self._compared[1]
+        return torch.equal(rows // self.copies, self._source_of_row)
 
 
 def _copies(sources: Iterable[Any], mask: Tensor | None) -> int:
