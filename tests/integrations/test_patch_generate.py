@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 import fastenc
@@ -267,6 +268,22 @@ def test_a_cache_can_be_used_as_transformers(change, copied):
             logits[model].append(output.logits)
     for ours, theirs in zip(logits[fused], logits[own], strict=True):
         close(ours, theirs, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_cache_of_one_searchs_targets_and_anothers_sources():
+    own, fused = pair()
+    source = source_of("bart")
+    other = source | {"input_ids": source["input_ids"].roll(1, 0)}
+    logits = []
+    for model in (own, fused):
+        first, second = (
+            next_token(model, each, next_token(model, each)) for each in (source, other)
+        )
+        parts = first[CACHE].self_attention_cache, second[CACHE].cross_attention_cache
+        first[CACHE] = EncoderDecoderCache(*parts)
+        logits.append(next_token(model, source, first).logits)
+    close(*logits, atol=1e-4)
 
 
 @pytest.mark.skipif(CACHE != "cache", reason="transformers before 5.24 cannot use a cache again")

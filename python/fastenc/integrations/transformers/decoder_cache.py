@@ -176,10 +176,16 @@ class SourceLayer(HeldLayer):
 
 def held_by(cache: Any, states: Tensor, mask: Tensor | None) -> HeldCache | None:
     """What fastenc holds of a cache, or None unless it holds all of it and these are the states of the search."""
-    layers = getattr(getattr(cache, "self_attention_cache", None), "layers", ())
-    held = layers[0].held if layers and type(layers[0]) is TargetLayer else None
-    known = held is not None and held.complete and held.states is states and held.mask is mask
-    return held if known else None
+    if type(cache) is not EncoderDecoderCache:
+        return None
+    parts = cache.self_attention_cache, cache.cross_attention_cache
+    first = [layer for each in parts for layer in each.layers[:1]]
+    if [*map(type, first)] != [TargetLayer, SourceLayer]:
+        return None
+    held: HeldCache = first[0].held
+    # A new cache may have the targets of one search and the sources of another.
+    known = first[1].held is held and held.states is states and held.mask is mask
+    return held if known and held.complete else None
 
 
 def can_be_held(cache: Any, num_layers: int, states: Tensor) -> bool:
