@@ -96,15 +96,20 @@ def test_tokens_and_scores_are_the_models_own(family, options):
     assert calls == [1], "the first token's keys and values are transformers'"
 
 
-def test_peft(tmp_path):
+def test_lora_runs_fused_once_it_is_merged():
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     own = peft.get_peft_model(pair("bart")[0], settings).eval()
     fused = copy.deepcopy(own)
     fastenc.patch(fused.get_base_model())
     source = source_of("bart")
-    tokens = [generated(model, source, "bart").sequences for model in (own, fused)]
-    assert torch.equal(*tokens)
+    for merged in (False, True):
+        for model in (own, fused) if merged else ():
+            model.merge_adapter()
+        expected = generated(own, source, "bart").sequences
+        with own_calls(fused.get_base_model()) as calls:
+            assert torch.equal(generated(fused, source, "bart").sequences, expected)
+        assert len(calls) == (1 if merged else 8)
 
 
 # Searches that transformers' decoder takes, from the start or from some token on.

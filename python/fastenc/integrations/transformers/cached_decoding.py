@@ -75,6 +75,9 @@ def _held_cache(
     reading = live.read(decoder)
     if base_model.model_reason(reading) is not None:
         return None
+    # Layers with LoRA run in separate ops, and for one source these are slower than transformers' own.
+    if any(layer.adapted() is not None for layer in reading.layers):
+        return None
     frozen = live.frozen.current() or FrozenLayers(frozen_layers(FrozenOwner(decoder, live)))
     held = decoder_cache.HeldCache(cache, states, mask, reading, frozen)
     decoder_cache.hold(cache, held)
