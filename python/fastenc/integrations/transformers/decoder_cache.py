@@ -99,7 +99,7 @@ class HeldLayer(DynamicLayer):
         raise NotImplementedError
 
     def _hand_over(self) -> None:
-        if self.__dict__.get("is_held"):
+        if self.is_held:
             self.is_held = self.held.complete = False
             self._keys, self._values = self.padded()
 
