@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 import fastenc
@@ -95,15 +96,20 @@ def test_tokens_and_scores_are_the_models_own(family, options):
     assert calls == [1], "the first token's keys and values are transformers'"
 
 
-def test_peft(tmp_path):
+def test_lora_runs_fused_once_it_is_merged():
     peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     own = peft.get_peft_model(pair("bart")[0], settings).eval()
     fused = copy.deepcopy(own)
     fastenc.patch(fused.get_base_model())
     source = source_of("bart")
-    tokens = [generated(model, source, "bart").sequences for model in (own, fused)]
-    assert torch.equal(*tokens)
+    for merged in (False, True):
+        for model in (own, fused) if merged else ():
+            model.merge_adapter()
+        expected = generated(own, source, "bart").sequences
+        with own_calls(fused.get_base_model()) as calls:
+            assert torch.equal(generated(fused, source, "bart").sequences, expected)
+        assert len(calls) == (1 if merged else 8)
 
 
 # Searches that transformers' decoder takes, from the start or from some token on.
@@ -164,6 +170,20 @@ def test_an_empty_source():
     assert torch.equal(*tokens)
 
 
+@torch.no_grad()
+def test_a_layer_with_equal_values_of_all_sources():
+    """They share no keys and values in the other layers."""
+    own, fused = pair()
+    ids = torch.randint(5, 97, (3, 7))
+    source = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for model in (own, fused):
+        decoder_of(model).layers[0].encoder_attn.v_proj.weight.zero_()
+    logits = [
+        generated(model, source, "bart", output_logits=True).logits[-1] for model in (own, fused)
+    ]
+    close(*logits, atol=1e-4)
+
+
 def test_more_tokens_than_positions():
     """transformers' own error."""
     own, fused = pair(max_position_embeddings=40)
@@ -209,11 +229,19 @@ def test_a_frozen_decoder(family, dtype):
     assert (error > 1e-4) == (dtype == "int8")
 
 
+def reorder_twice(cache):
+    """With one tensor, whose values change: first beams of each source, then other sources."""
+    rows = torch.tensor([1, 1, 3, 2])
+    cache.reorder_cache(rows)
+    cache.reorder_cache(rows.copy_(torch.tensor([3, 1, 0, 2])))
+
+
 # What may happen to a cache between two calls.
 CHANGES = {
     "nothing": lambda cache: None,
     "beams": lambda cache: cache.reorder_cache(torch.tensor([1, 1, 3, 2])),
     "other sources": lambda cache: cache.reorder_cache(torch.tensor([3, 1, 0, 2])),
+    "other sources after beams": reorder_twice,
     "selected": lambda cache: cache.batch_select_indices(torch.tensor([3, 1, 0, 2])),
     "cropped": lambda cache: cache.crop(-1),
     "read": lambda cache: [*cache],
@@ -245,6 +273,22 @@ def test_a_cache_can_be_used_as_transformers(change, copied):
             logits[model].append(output.logits)
     for ours, theirs in zip(logits[fused], logits[own], strict=True):
         close(ours, theirs, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_cache_of_one_searchs_targets_and_anothers_sources():
+    own, fused = pair()
+    source = source_of("bart")
+    other = source | {"input_ids": source["input_ids"].roll(1, 0)}
+    logits = []
+    for model in (own, fused):
+        first, second = (
+            next_token(model, each, next_token(model, each)) for each in (source, other)
+        )
+        parts = first[CACHE].self_attention_cache, second[CACHE].cross_attention_cache
+        first[CACHE] = EncoderDecoderCache(*parts)
+        logits.append(next_token(model, source, first).logits)
+    close(*logits, atol=1e-4)
 
 
 @pytest.mark.skipif(CACHE != "cache", reason="transformers before 5.24 cannot use a cache again")

@@ -75,6 +75,9 @@ def _held_cache(
     reading = live.read(decoder)
     if base_model.model_reason(reading) is not None:
         return None
+    # Layers with LoRA run in separate ops, and for one source these are slower than transformers' own.
+    if any(layer.adapted() is not None for layer in reading.layers):
+        return None
     frozen = live.frozen.current() or FrozenLayers(frozen_layers(FrozenOwner(decoder, live)))
     held = decoder_cache.HeldCache(cache, states, mask, reading, frozen)
     decoder_cache.hold(cache, held)
@@ -86,7 +89,7 @@ def _is_next_token(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> boo
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     if given - TAKEN or torch.is_grad_enabled() or decoder.training:
         return False
-    switches = (*base_model.READ_AT_CALL[:1], "output_hidden_states")
+    switches = ("output_attentions", "output_hidden_states")
     if any(base_model.switch(decoder, arguments, name) for name in switches):
         return False
     ids, (states, mask) = arguments.get("input_ids"), map(arguments.get, SOURCE)

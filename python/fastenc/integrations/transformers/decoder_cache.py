@@ -1,5 +1,6 @@
 """transformers' cache of a decoder whose keys and values fastenc holds, in the memory that its kernels read."""
 
+from collections.abc import Iterable
 from math import gcd
 from typing import Any
 
@@ -40,14 +41,14 @@ class HeldCache:
     ):
         self.states, self.mask, self.reading, self.frozen = states, mask, reading, frozen
         both = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        self.copies = _copies(both[1][0].values, mask)
+        self.copies = _copies(both[1], mask)
+        self._source_of_row = torch.arange(len(states), device=states.device) // self.copies
         rows = states[:: self.copies]
         ids = rows.new_zeros(rows.shape[:2], dtype=torch.long)
         self.source = pack(ids, None if mask is None else mask[:: self.copies])
         self.packed_states = pack_rows(rows, self.source)
         self.layers = [self._copied(*pair) for pair in zip(*both, strict=True)]
         self.complete = True
-        self._compared: tuple[Tensor, bool] | None = None
 
     def _copied(self, target: Any, source: Any) -> LayerCache:
         cache = LayerCache()
@@ -60,22 +61,19 @@ class HeldCache:
 
     def keeps_sources(self, rows: Tensor) -> bool:
         """Whether these rows have the same sources as all rows in their order."""
-        # A cache reorders all its layers with one tensor.
-        if self._compared is None or self._compared[0] is not rows:
-            every = torch.arange(self.states.shape[0], device=rows.device)
-            same = rows.shape == every.shape and torch.equal(
-                rows // self.copies, every // self.copies
-            )
-            self._compared = rows, same
-        return self._compared[1]
+        return torch.equal(rows // self.copies, self._source_of_row)
 
 
-def _copies(values: Tensor, mask: Tensor | None) -> int:
-    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i."""
-    same = (values[1:] == values[:-1]).flatten(1).all(1)
+def _copies(sources: Iterable[Any], mask: Tensor | None) -> int:
+    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i.
+
+    Args: sources: the layers of transformers' cache. Different sources may have equal keys and values in one of them.
+    """
+    compared = [part for layer in sources for part in (layer.keys, layer.values)]
     if mask is not None:
-        same &= (mask[1:] == mask[:-1]).all(1)
-    return gcd(values.shape[0], *((~same).nonzero().flatten() + 1).tolist())
+        compared.append(mask)
+    same = torch.stack([(each[1:] == each[:-1]).flatten(1).all(1) for each in compared]).all(0)
+    return gcd(len(compared[0]), *((~same).nonzero().flatten() + 1).tolist())
 
 
 class HeldLayer(DynamicLayer):
@@ -101,7 +99,7 @@ class HeldLayer(DynamicLayer):
         raise NotImplementedError
 
     def _hand_over(self) -> None:
-        if self.__dict__.get("is_held"):
+        if self.is_held:
             self.is_held = self.held.complete = False
             self._keys, self._values = self.padded()
 
@@ -178,10 +176,16 @@ class SourceLayer(HeldLayer):
 
 def held_by(cache: Any, states: Tensor, mask: Tensor | None) -> HeldCache | None:
     """What fastenc holds of a cache, or None unless it holds all of it and these are the states of the search."""
-    layers = getattr(getattr(cache, "self_attention_cache", None), "layers", ())
-    held = layers[0].held if layers and type(layers[0]) is TargetLayer else None
-    known = held is not None and held.complete and held.states is states and held.mask is mask
-    return held if known else None
+    if type(cache) is not EncoderDecoderCache:
+        return None
+    parts = cache.self_attention_cache, cache.cross_attention_cache
+    first = [layer for each in parts for layer in each.layers[:1]]
+    if [*map(type, first)] != [TargetLayer, SourceLayer]:
+        return None
+    held: HeldCache = first[0].held
+    # A new cache may have the targets of one search and the sources of another.
+    known = first[1].held is held and held.states is states and held.mask is mask
+    return held if known and held.complete else None
 
 
 def can_be_held(cache: Any, num_layers: int, states: Tensor) -> bool:
