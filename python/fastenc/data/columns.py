@@ -236,7 +236,9 @@ def sentence_rows(path: str | Path) -> Iterator[Rows]:
 
 def _where(path: str | Path, number: int) -> str:
     """A place in a file or a data set, for error messages."""
-    return f"{path}, {'row' if names_data_set(path) else 'line'} {number}"
+    is_from_python = path == TaggedData.path
+    unit = "row" if names_data_set(path) and not is_from_python else "line"
+    return f"{path}, {unit} {number}"
 
 
 def numbered_blocks(path: str | Path) -> Iterator[Rows]:

@@ -97,7 +97,8 @@ def run_decoder(
     Args:
         states: those of the packed ``source``.
         wanted: numbers of the states to keep.
-        caches, frozen: as :func:`fastenc.nn.stack.run_stack` takes them. frozen None: the live decoder's.
+        caches: for each layer its keys and values of earlier tokens; then ``target`` has the new tokens only.
+        frozen: the layers' packed weights. None: those that :func:`fastenc.freeze` has made, if any.
     """
     check_cu_seqlens(target.cu_seqlens, target.total_tokens, target.max_seqlen)
     x, tied_weight = embed(live, reading, arguments, target, caches[0].length if caches else 0)
