@@ -147,7 +147,7 @@ def test_a_training_step_takes_at_most_a_sixth_of_the_memory(folder, tmp_path, p
     peaks = {}
     for name, step in steps.items():
         step()  # allocates what later steps reuse
-        peaks[name] = bytes_at_peak(step)
+        peaks[name] = min(bytes_at_peak(step) for _ in range(2))  # other memory may grow beside it
     assert peaks["theirs"] > 4 * 1024 * 30_522, "all logits"
     assert max(peaks["ours"], peaks["patched"]) < peaks["theirs"] / 6, peaks
 
