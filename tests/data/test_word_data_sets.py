@@ -81,6 +81,9 @@ def test_what_is_refused(tmp_path, conll2003):
         read_tagged(saved(tmp_path / "b", {"tokens": TOKENS}))
     with pytest.raises(ValueError, match=r"row 3: column 1 must hold a word, got nothing"):
         read_words(saved(tmp_path / "c", {"tokens": [*TOKENS[:3], ["", "x"]]}))
+    short = {"tokens": TOKENS, "pos_tags": PARTS, "ner_tags": [*TAGS[:3], ["O"]]}
+    with pytest.raises(ValueError, match=r"row 3: column 'ner_tags' must have a tag for each of"):
+        read_tagged(saved(tmp_path / "e", short))
     numbers = datasets.Dataset.from_dict({"tokens": [1, 2]})
     numbers.save_to_disk(str(tmp_path / "d"))
     with pytest.raises(ValueError, match=r"row 0: the words must be a list of texts, got 1"):

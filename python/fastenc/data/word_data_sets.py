@@ -21,17 +21,25 @@ def rows_of_words(path: str | Path) -> Iterator[list[tuple[int, list[str]]]]:
     text or a class for each word. Those with "tag" or "label" in their names come last: the last column of conll2003
     (``pos_tags``, ``chunk_tags``, ``ner_tags``) is that of the entities.
 
-    Raises: ValueError for a data set that cannot be loaded, without such a column of words, or without rows.
+    Raises: ValueError for a data set that cannot be loaded, without such a column of words, or without rows, and for a
+        row whose tags are not one for each word although the first row's are.
     """
     columns: list[str] = []
-    for where, row in numbered_rows(path, []):
+    for number, (where, row) in enumerate(numbered_rows(path, [])):
         columns = columns or _columns(row, where)
         words = row[columns[0]]
-        columns = [name for name in columns if _has_a_text_for_each(words, row[name])]
-        if not columns:
+        fitting = [name for name in columns if _has_a_text_for_each(words, row[name])]
+        if not fitting:
             raise ValueError(
                 f"{where}: the words must be a list of texts, got {words!r}: correct the row"
             )
+        for name in columns:
+            if number and name not in fitting and _names_tags(name):
+                raise ValueError(
+                    f"{where}: column {name!r} must have a tag for each of the {len(words)} words, got {row[name]!r}: "
+                    "correct the row"
+                )
+        columns = fitting
     for number, (_, row) in enumerate(numbered_rows(path, [])):
         cells = zip(*(row[name] for name in columns), strict=True)
         of_words = [(number, [cell or "" for cell in of_word]) for of_word in cells]
@@ -47,7 +55,11 @@ def _columns(row: Row, where: str) -> list[str]:
             f"{where}: the words must be in a column 'tokens' or 'words', got {list(row)}: rename the column"
         )
     others = [name for name in row if name != words]
-    return [words, *sorted(others, key=lambda name: "tag" in name or "label" in name)]
+    return [words, *sorted(others, key=_names_tags)]
+
+
+def _names_tags(column: str) -> bool:
+    return "tag" in column or "label" in column
 
 
 def _has_a_text_for_each(words: object, value: object) -> bool:

@@ -1,5 +1,6 @@
 """transformers' cache of a decoder whose keys and values fastenc holds, in the memory that its kernels read."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from math import gcd
 from typing import Any
@@ -94,9 +95,9 @@ class HeldLayer(DynamicLayer):
     def cache(self) -> LayerCache:
         return self.held.layers[self.number]
 
+    @abstractmethod
     def padded(self) -> tuple[Tensor, Tensor]:
         """Keys and values (rows, num_heads, length, head_dim)."""
-        raise NotImplementedError
 
     def _hand_over(self) -> None:
         if self.is_held:
