@@ -1,5 +1,5 @@
 """Tokens per second of generate: fastenc's Seq2Seq, transformers, and transformers patched by fastenc, in float32;
-the patched one frozen in float32; Seq2Seq frozen, in float32 and in 8 bits; CTranslate2 in both, where it is installed.
+Seq2Seq and the patched one frozen, in float32 and in 8 bits; CTranslate2 in both, where it is installed.
 
 A T5 v1.1 of 6 + 6 layers of width 512, and a Marian of OPUS-MT's size, with random weights. Sources of 24 to 64 tokens;
 greedy search and 4 beams for 1 source and for 16. Before anything is timed, float32 must give the tokens of
@@ -25,6 +25,7 @@ from fastenc.packing import PackedBatch, pack_sequences, pack_targets
 
 RESULT, NEW_TOKENS = "generation", 24
 IN_8_BITS, CTRANSLATE2_IN_8_BITS = "fastenc, int8", "CTranslate2, int8"
+PATCHED_IN_8_BITS = "transformers, patched, int8"
 MOST_ERROR = 0.1  # of the log-probabilities in 8 bits
 
 
@@ -53,6 +54,14 @@ def log_probabilities(model: Seq2Seq, batch: PackedBatch, targets: list) -> torc
     return every.gather(1, labels[:, None])[:, 0]
 
 
+def patched_log_probabilities(model, batch: dict, targets: list) -> torch.Tensor:
+    """The same of a model of transformers."""
+    start = model.config.decoder_start_token_id
+    ids = padded([[start, *row[:-1]] for row in targets])
+    every = torch.log_softmax(model(**batch, decoder_input_ids=ids, use_cache=False).logits, -1)
+    return every.gather(2, padded(targets)[..., None])[..., 0][mask_of(targets) > 0]
+
+
 def wrong(expected: list, errors: dict[str, float], provider: str, tokens: list) -> str | None:
     """What is wrong with a provider's tokens, or in 8 bits with its log-probabilities; None: nothing."""
     if provider in errors:
@@ -73,8 +82,11 @@ def measure(prefix: str, theirs, threads: int) -> None:
     ours, frozen, in_8_bits = (fastencs(theirs) for _ in range(3))
     fastenc.freeze(frozen)
     fastenc.freeze(in_8_bits, dtype="int8")
-    patched, frozen_patched = (fastenc.patch(copy.deepcopy(theirs)) for _ in range(2))
+    patched, frozen_patched, patched_in_8_bits = (
+        fastenc.patch(copy.deepcopy(theirs)) for _ in range(3)
+    )
     fastenc.freeze(frozen_patched)
+    fastenc.freeze(patched_in_8_bits, dtype="int8")
     translators = {}
     if importlib.util.find_spec("ctranslate2"):
         translators["CTranslate2"] = CTranslate2(theirs, "float32", threads)
@@ -96,11 +108,15 @@ def measure(prefix: str, theirs, threads: int) -> None:
             expected = theirs_of(theirs)
             made = sum(map(len, expected))
             exact = log_probabilities(ours, packed, expected)
-            scored = {IN_8_BITS: log_probabilities(in_8_bits, packed, expected)}
+            scored = {
+                IN_8_BITS: log_probabilities(in_8_bits, packed, expected),
+                PATCHED_IN_8_BITS: patched_log_probabilities(patched_in_8_bits, batch, expected),
+            }
             providers = {
                 "transformers": partial(theirs_of, theirs),
                 "transformers, patched": partial(theirs_of, patched),
                 "transformers, patched and frozen": partial(theirs_of, frozen_patched),
+                PATCHED_IN_8_BITS: partial(theirs_of, patched_in_8_bits),
                 "fastenc": partial(ours_of, ours),
                 "fastenc, frozen": partial(ours_of, frozen),
                 IN_8_BITS: partial(ours_of, in_8_bits),

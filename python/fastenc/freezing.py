@@ -30,7 +30,7 @@ def freeze(model: Model, *, dtype: str | None = None) -> Model:
 
     Everything between the products is computed as before, except attention: it is in bfloat16 with AMX, and on AMD's
     processors with AVX512-BF16. A text's vector does not depend on the batch or the number of threads. The output layer
-    of a :class:`fastenc.models.Seq2Seq` is in 8 bits, too, but not for its loss. The model keeps its float32 weights;
+    of an encoder-decoder is in 8 bits, too, but not for the loss. The model keeps its float32 weights;
     ``Encoder.from_pretrained(..., dtype="int8")`` drops them.
 
     Args:

@@ -25,6 +25,7 @@ from fastenc.integrations.transformers.cached_decoding import CACHE_NAMES, decod
 from fastenc.integrations.transformers.hooks import forward_reason
 from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
+from fastenc.integrations.transformers.lora import is_lora_linear
 from fastenc.integrations.transformers.patch_state import (
     PatchState,
     encoder_in,
@@ -119,6 +120,8 @@ def decoder_forward(decoder, state: PatchState, arguments: dict, plain):
 def encoder_decoder_forward(model, state: PatchState, arguments: dict, plain):
     """With labels, encoder, decoder and loss on packed tokens; else the model's own forward over the patched stacks."""
     arguments.pop(KEY, None)
+    if state.frozen is not None and is_lora_linear(model.lm_head):
+        state.frozen.drop()  # it may be merged later
     if arguments.get("labels") is None:
         return plain(**arguments)
     arguments = {**arguments, "use_cache": False}

@@ -31,6 +31,11 @@ from fastenc.integrations.transformers.live_encoder import (
     LiveEncoder,
     architecture_of,
 )
+from fastenc.integrations.transformers.output_layer import (
+    OutputLayerOwner,
+    output_layer_forward,
+    output_layer_of,
+)
 from fastenc.integrations.transformers.patch_state import (
     PatchState,
     encoder_in,
@@ -39,6 +44,8 @@ from fastenc.integrations.transformers.patch_state import (
 )
 from fastenc.integrations.transformers.patched_encoder import PatchedEncoder, backend_of
 from fastenc.models.architectures import ARCHITECTURES
+from fastenc.nn.frozen_copies import FrozenCopies
+from fastenc.nn.frozen_head import FrozenHead
 from fastenc.ops import flops  # noqa: F401  (so that a patched model's FLOPs are counted)
 from fastenc.text.tokenizer_like import TokenizerLike
 
@@ -167,7 +174,12 @@ def _prepared_encoder_decoder(
             if live is not None:
                 _install_stack(stack, forward, live)
         if has_loss:
-            _install(top, encoder_decoder_forward).labelled_logits_only = labelled_logits_only
+            state = _install(top, encoder_decoder_forward)
+            state.labelled_logits_only = labelled_logits_only
+            head = output_layer_of(top)
+            if state.frozen is None and head is not None:
+                _keep_copies(top, FrozenHead())
+                _install(head, output_layer_forward).frozen = state.frozen
 
     return install
 
@@ -175,10 +187,12 @@ def _prepared_encoder_decoder(
 def unpatch(model: Model) -> Model:
     """Restore the own forward of a patched model, and return the model. A model that is not patched is unchanged."""
     splade.uninstall(model)
-    patched: list[PreTrainedModel] = []
+    patched: list[nn.Module] = []
     for top in _pretrained_models(model, "unpatch"):
         is_whole = encoder_decoder.architecture_of(top) is not None
         patched += (top, *(encoder_decoder.stacks_of(top) if is_whole else (encoder_in(top),)))
+        if is_whole and encoder_decoder.has_loss(top):
+            patched += filter(None, [output_layer_of(top)])
     for module in {id(m): m for m in patched}.values():
         state = module.__dict__.pop(STATE, None)
         if state is None:
@@ -220,12 +234,11 @@ def encoder_of(model: nn.Module, tokenizer: TokenizerLike | None = None) -> Patc
 
 
 def owner_of_weights(module: Any) -> Any:
-    """The object with the method ``layer_weights`` for :func:`fastenc.freeze`: for a patched module a
-    :class:`FrozenOwner`, else the module."""
+    """The object whose weights :func:`fastenc.freeze` copies: what reads a patched module, else the module."""
     state = state_of(module)
-    if state is None or state.encoder is None:
+    if state is None or state.frozen is None:
         return module
-    return FrozenOwner(module, state.encoder)
+    return OutputLayerOwner(module) if state.encoder is None else FrozenOwner(module, state.encoder)
 
 
 def _pretrained_models(model: nn.Module, caller: str) -> list["PreTrainedModel"]:
@@ -250,7 +263,7 @@ def _pretrained_models(model: nn.Module, caller: str) -> list["PreTrainedModel"]
     return found
 
 
-def _install(module: "PreTrainedModel", fused: Callable[..., Any]) -> PatchState:
+def _install(module: nn.Module, fused: Callable[..., Any]) -> PatchState:
     state = state_of(module)
     if state is not None:
         return state
@@ -277,8 +290,14 @@ def _install_stack(
     """Install the forward of an encoder or a decoder."""
     state = _install(stack, forward)
     state.encoder = live
-    stack.add_module(FROZEN, live.frozen)
+    _keep_copies(stack, live.frozen)
     return state
+
+
+def _keep_copies(module: "PreTrainedModel", frozen: FrozenCopies) -> None:
+    """Where :func:`fastenc.freeze` keeps the copies of a module's weights."""
+    module.__dict__[STATE].frozen = frozen
+    module.add_module(FROZEN, frozen)
 
 
 def _replica(module: Any) -> Any:
@@ -294,8 +313,8 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     previous = None if state is None else state.previous
     # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.
     plain = functools.partial(class_forward, module) if previous is None else previous
-    if state is not None and state.encoder is not None:
-        state.encoder.frozen.drop_in_call_with_gradients()
+    if state is not None and state.frozen is not None:
+        state.frozen.drop_in_call_with_gradients()
     is_replica = module.__dict__.get("_is_replica", False)
     if is_replica and state is not None:
         warn_once(module, state, "it is a replica of DataParallel")
