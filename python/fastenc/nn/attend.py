@@ -82,8 +82,7 @@ def attend(
         qkv, cu_seqlens, rows = prepend_rows(qkv, cu_seqlens, prefix)
         max_seqlen, bounds, blocks = max_seqlen + prefix.shape[0], None, None
     if inputs.cache is not None:
-        queries, keys_values = qkv[:, 0], qkv[:, 1:]
-        return attend_to_cache(queries, keys_values, inputs, inputs.cache, spec).flatten(1)
+        return attend_to_cache(qkv, inputs, inputs.cache, spec).flatten(1)
     attended = attention(
         qkv,
         cu_seqlens,
@@ -137,23 +136,28 @@ def _normalise_values_too(qkv: Tensor, w: LayerWeights, spec: AttentionSpec, eps
 
 
 def attend_to_cache(
-    queries: Tensor,
-    keys_values: Tensor,
-    inputs: AttentionInputs,
-    cache: LayerCache,
-    spec: AttentionSpec,
+    qkv: Tensor, inputs: AttentionInputs, cache: LayerCache, spec: AttentionSpec
 ) -> Tensor:
-    """Attention of new tokens to all tokens so far, in evaluation.
+    """Attention of the first tokens of each sequence to each other, or of the next token to all so far, in evaluation.
 
-    Args: queries: (new tokens, num_heads, head_dim); keys_values: (new tokens, 2, num_heads, head_dim), added to the
-        cache. Each sequence has the same number of new tokens.
-    Returns: as queries.
+    Args: qkv: (new tokens, 3, num_heads, head_dim), the same number for each sequence. The keys and values are added to
+        the cache.
+    Returns: (new tokens, num_heads, head_dim).
     """
-    sequences = inputs.cu_seqlens.shape[0] - 1
-    keys, values = cache.append(keys_values.unflatten(0, (sequences, -1)))
+    sequences, are_first = inputs.cu_seqlens.shape[0] - 1, not cache.length
+    keys, values = cache.append(qkv[:, 1:].unflatten(0, (sequences, -1)))
+    if are_first:
+        return attention(
+            qkv,
+            inputs.cu_seqlens,
+            inputs.max_seqlen,
+            softmax_scale=spec.scale,
+            window_size=spec.window,
+            relative_bias=inputs.relative_bias,
+        )
     # As all sequences are equally long, the op takes their heads for those of one sequence.
-    of_one = queries.unflatten(0, (sequences, -1)).transpose(0, 1).flatten(1, 2)
-    ends = torch.arange(2, dtype=torch.int32, device=queries.device)
+    of_one = qkv[:, 0].unflatten(0, (sequences, -1)).transpose(0, 1).flatten(1, 2)
+    ends = torch.arange(2, dtype=torch.int32, device=qkv.device)
     bias = inputs.relative_bias
     attended = cross_attention(
         of_one,

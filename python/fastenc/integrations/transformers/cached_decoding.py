@@ -1,4 +1,4 @@
-"""A decoder's call with a cache for one more token of each target, as transformers' ``generate`` makes it."""
+"""A decoder's calls with a cache, as ``generate`` of transformers makes them: the first tokens, then one at a time."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +8,8 @@ from torch import Tensor
 from fastenc.integrations.transformers import base_model
 from fastenc.integrations.transformers.batch_metadata import read_metadata
 from fastenc.integrations.transformers.encoder_decoder import SOURCE, run_decoder
-from fastenc.integrations.transformers.live_encoder import FrozenOwner, LiveEncoder
+from fastenc.integrations.transformers.live_encoder import LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
-from fastenc.nn.frozen_layers import FrozenLayers
-from fastenc.nn.frozen_weights import frozen_layers
 from fastenc.ops.dispatch import autocast_dtype
 from fastenc.packing import pack
 
@@ -24,22 +22,38 @@ TAKEN = {"input_ids", "use_cache", "return_dict", *SOURCE, *CACHE_NAMES}
 
 
 def decode_next(decoder: "PreTrainedModel", live: LiveEncoder, arguments: dict[str, Any]) -> Any:
-    """The output with the state of each target's next token, or None if the decoder must take its own forward.
+    """The output with the states of each target's next tokens, or None if the decoder must take its own forward.
 
     The decoder must not change between the calls of a search.
     """
     cache = next((c for name in CACHE_NAMES if (c := arguments.get(name)) is not None), None)
-    if cache is None or not _is_next_token(decoder, arguments):
+    if not _asks_for_tokens_alone(decoder, arguments):
         return None
-    held = _held_cache(decoder, live, cache, arguments)
-    if held is None or not _has_position(live, held.reading, cache.get_seq_length()):
+    # It needs transformers, which only a decoder of transformers may take for granted.
+    from fastenc.integrations.transformers import decoder_cache
+
+    if cache is None:
+        cache = decoder_cache.new_cache(decoder.config)
+    ids, states = arguments["input_ids"], arguments["encoder_hidden_states"]
+    mask = arguments.get("encoder_attention_mask")
+    held = decoder_cache.held_by(cache, states, mask)
+    begins = held is None
+    if begins:
+        held = _begun(decoder, live, cache, states, mask)
+    elif ids.shape[1] > 1:
+        return None
+    tokens = cache.get_seq_length() + ids.shape[1]
+    if held is None or not _has_positions(live, held.reading, tokens):
         return None
     packed = run_decoder(
-        *(live, held.reading, arguments, pack(arguments["input_ids"])),
+        *(live, held.reading, arguments, pack(ids)),
         *(held.packed_states, held.source),
         caches=held.layers,
-        frozen=held.frozen,
+        # Packing pays from the second call on.
+        frozen=None if begins else held.packed_weights(decoder, live),
     )
+    if begins:
+        decoder_cache.hold(cache, held)
     of_cache = next(name for name in CACHE_NAMES if hasattr(live.output_class, name))
     state = packed.padded(packed.last)
     result = live.output_class(**{"last_hidden_state": state, of_cache: cache})
@@ -47,26 +61,18 @@ def decode_next(decoder: "PreTrainedModel", live: LiveEncoder, arguments: dict[s
     return result if gives_class else result.to_tuple()
 
 
-def _has_position(live: LiveEncoder, reading: Reading, number: int) -> bool:
-    """Whether the table of positions, if the decoder has one, has this one."""
-    return reading.modules.get("embeddings.position") is None or number < live.config.max_positions
+def _has_positions(live: LiveEncoder, reading: Reading, tokens: int) -> bool:
+    """Whether the table of positions, if the decoder has one, is long enough."""
+    return reading.modules.get("embeddings.position") is None or tokens <= live.config.max_positions
 
 
-def _held_cache(
-    decoder: "PreTrainedModel", live: LiveEncoder, cache: Any, arguments: dict[str, Any]
+def _begun(
+    decoder: "PreTrainedModel", live: LiveEncoder, cache: Any, states: Tensor, mask: Tensor | None
 ) -> Any:
-    """What fastenc holds of a search, or None if transformers goes on with it.
-
-    The first token of a search is transformers' own. Then its keys and values are copied, and the weights are packed.
-    """
-    # It needs transformers, which only a decoder of transformers may take for granted.
+    """What fastenc is to hold of a search that begins, or None if transformers decodes it."""
     from fastenc.integrations.transformers import decoder_cache
 
-    states, mask = arguments["encoder_hidden_states"], arguments.get("encoder_attention_mask")
-    held = decoder_cache.held_by(cache, states, mask)
-    if held is not None:
-        return held
-    if not decoder_cache.can_be_held(cache, live.config.num_layers, states):
+    if not decoder_cache.is_empty(cache):
         return None
     # transformers gives the targets of an empty source the mean of its values, and the kernels give them 0.
     sizes = read_metadata(mask, None)
@@ -78,14 +84,11 @@ def _held_cache(
     # Layers with LoRA run in separate ops, and for one source these are slower than transformers' own.
     if any(layer.adapted() is not None for layer in reading.layers):
         return None
-    frozen = live.frozen.current() or FrozenLayers(frozen_layers(FrozenOwner(decoder, live)))
-    held = decoder_cache.HeldCache(cache, states, mask, reading, frozen)
-    decoder_cache.hold(cache, held)
-    return held
+    return decoder_cache.HeldCache(states, mask, reading, live.config.num_layers)
 
 
-def _is_next_token(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> bool:
-    """Whether the call asks for the next token's state of targets of equal lengths, and for nothing else."""
+def _asks_for_tokens_alone(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> bool:
+    """Whether the call asks for the states of as many new tokens of each target, and for nothing else."""
     given = {name for name, value in arguments.items() if value is not None and value is not False}
     if given - TAKEN or torch.is_grad_enabled() or decoder.training:
         return False
@@ -97,7 +100,7 @@ def _is_next_token(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> boo
         return False
     if states.device.type != "cpu" or states.dtype != torch.float32:
         return False
-    if ids.shape != (states.shape[0], 1) or not ids.shape[0] or not states.shape[1]:
+    if ids.dim() != 2 or len(ids) != len(states) or not ids.numel() or not states.shape[1]:
         return False
     if mask is not None and (type(mask) is not Tensor or mask.shape != states.shape[:2]):
         return False

@@ -1,7 +1,6 @@
 """transformers' cache of a decoder whose keys and values fastenc holds, in the memory that its kernels read."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from math import gcd
 from typing import Any
 
@@ -9,8 +8,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from fastenc.integrations.transformers.live_encoder import FrozenOwner, LiveEncoder
 from fastenc.integrations.transformers.live_reading import Reading
 from fastenc.nn.frozen_layers import FrozenLayers
+from fastenc.nn.frozen_weights import frozen_layers
 from fastenc.nn.layer_cache import LayerCache
 from fastenc.ops import pack as pack_rows
 from fastenc.ops import unpack
@@ -21,60 +22,45 @@ class HeldCache:
     """What fastenc holds of a search: the keys and values of each layer, and what all its calls attend to.
 
     Args:
-        cache: transformers' cache after some tokens of each target, whose keys and values are copied.
         states, mask: the encoder's padded states and their mask, as each call gives them.
-        reading, frozen: the decoder, and its layers' packed weights.
+        reading: the decoder.
     Attributes:
-        layers: the keys and values of each layer.
+        layers: the keys and values of each layer, none at first.
         copies: how many rows have equal sources, as those of the beams of a search. They follow each other.
         source: the packed tokens of the sources, one sequence for ``copies`` rows.
         packed_states: (source tokens, hidden_size), their states.
         complete: False as soon as transformers has taken a layer's keys and values.
     """
 
-    def __init__(
-        self,
-        cache: Any,
-        states: Tensor,
-        mask: Tensor | None,
-        reading: Reading,
-        frozen: FrozenLayers,
-    ):
-        self.states, self.mask, self.reading, self.frozen = states, mask, reading, frozen
-        both = cache.self_attention_cache.layers, cache.cross_attention_cache.layers
-        self.copies = _copies(both[1], mask)
+    def __init__(self, states: Tensor, mask: Tensor | None, reading: Reading, num_layers: int):
+        self.states, self.mask, self.reading = states, mask, reading
+        self.copies = _copies(states, mask)
         self._source_of_row = torch.arange(len(states), device=states.device) // self.copies
         rows = states[:: self.copies]
         ids = rows.new_zeros(rows.shape[:2], dtype=torch.long)
         self.source = pack(ids, None if mask is None else mask[:: self.copies])
         self.packed_states = pack_rows(rows, self.source)
-        self.layers = [self._copied(*pair) for pair in zip(*both, strict=True)]
+        self.layers = [LayerCache() for _ in range(num_layers)]
         self.complete = True
+        self._packed: FrozenLayers | None = None
 
-    def _copied(self, target: Any, source: Any) -> LayerCache:
-        cache = LayerCache()
-        # (2, rows, num_heads, length, head_dim), in fastenc (rows, length, 2, num_heads, head_dim)
-        cache.append(torch.stack([target.keys, target.values]).permute(1, 3, 0, 2, 4))
-        both = torch.stack([source.keys[:: self.copies], source.values[:: self.copies]])
-        rows = both.permute(1, 3, 0, 2, 4).flatten(2)
-        cache.of_source(lambda: pack_rows(rows, self.source))
-        return cache
+    def packed_weights(self, decoder: Any, live: LiveEncoder) -> FrozenLayers:
+        """The decoder's packed weights: those of :func:`fastenc.freeze`, or else the search's own."""
+        if self._packed is None:
+            owner = FrozenOwner(decoder, live)
+            self._packed = live.frozen.current() or FrozenLayers(frozen_layers(owner))
+        return self._packed
 
     def keeps_sources(self, rows: Tensor) -> bool:
         """Whether these rows have the same sources as all rows in their order."""
         return torch.equal(rows // self.copies, self._source_of_row)
 
 
-def _copies(sources: Iterable[Any], mask: Tensor | None) -> int:
-    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i.
-
-    Args: sources: the layers of transformers' cache. Different sources may have equal keys and values in one of them.
-    """
-    compared = [part for layer in sources for part in (layer.keys, layer.values)]
-    if mask is not None:
-        compared.append(mask)
+def _copies(states: Tensor, mask: Tensor | None) -> int:
+    """The largest n such that the rows i n, ..., i n + n - 1 are equal for every i."""
+    compared = [states] if mask is None else [states, mask]
     same = torch.stack([(each[1:] == each[:-1]).flatten(1).all(1) for each in compared]).all(0)
-    return gcd(len(compared[0]), *((~same).nonzero().flatten() + 1).tolist())
+    return gcd(len(states), *((~same).nonzero().flatten() + 1).tolist())
 
 
 class HeldLayer(DynamicLayer):
@@ -175,6 +161,11 @@ class SourceLayer(HeldLayer):
             super().reorder_cache(beam_idx)
 
 
+def new_cache(config: Any) -> EncoderDecoderCache:
+    """The empty cache that a decoder of transformers makes if it is given none."""
+    return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+
+
 def held_by(cache: Any, states: Tensor, mask: Tensor | None) -> HeldCache | None:
     """What fastenc holds of a cache, or None unless it holds all of it and these are the states of the search."""
     if type(cache) is not EncoderDecoderCache:
@@ -189,22 +180,15 @@ def held_by(cache: Any, states: Tensor, mask: Tensor | None) -> HeldCache | None
     return held if known and held.complete else None
 
 
-def can_be_held(cache: Any, num_layers: int, states: Tensor) -> bool:
-    """Whether this is transformers' usual cache, with keys and values of each layer for these states."""
+def is_empty(cache: Any) -> bool:
+    """Whether this is transformers' usual cache, and has no keys and values yet."""
     if type(cache) is not EncoderDecoderCache:
         return False
     parts = cache.self_attention_cache, cache.cross_attention_cache
-    if not all(type(each) is DynamicCache and len(each.layers) == num_layers for each in parts):
+    if any(type(each) is not DynamicCache or each.offloading for each in parts):
         return False
-    targets, sources = (each.layers for each in parts)
-    if not all(type(each) is DynamicLayer and each.get_seq_length() for each in targets + sources):
-        return False
-    rows, length = states.shape[:2]
-    if any(each.keys.shape[0] != rows for each in targets + sources):
-        return False
-    if any(each.get_seq_length() != length for each in sources):
-        return False
-    return len({each.get_seq_length() for each in targets}) == 1
+    layers = parts[0].layers + parts[1].layers
+    return all(type(each) is DynamicLayer and not each.get_seq_length() for each in layers)
 
 
 def hold(cache: Any, held: HeldCache) -> None:
@@ -212,3 +196,5 @@ def hold(cache: Any, held: HeldCache) -> None:
     numbers = range(len(held.layers))
     cache.self_attention_cache.layers[:] = [TargetLayer(held, number) for number in numbers]
     cache.cross_attention_cache.layers[:] = [SourceLayer(held, number) for number in numbers]
+    # So that transformers' layers read the source's keys and values.
+    cache.is_updated.update(dict.fromkeys(numbers, True))

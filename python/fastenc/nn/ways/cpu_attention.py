@@ -56,8 +56,7 @@ def attend(qkv: Tensor, layer_call: LayerCall) -> Tensor:
         weights = layer_call.plain_weights()
         attended = attend_globally(layer_call.state.x, a.split_qkv(qkv), inputs, weights, a)
     elif inputs.cache is not None:
-        both = a.split_qkv(qkv)
-        attended = attend_to_cache(both[:, 0], both[:, 1:], inputs, inputs.cache, a)
+        attended = attend_to_cache(a.split_qkv(qkv), inputs, inputs.cache, a)
     elif (plan := plan_of(inputs, a)) is not None:
         attended = block_sparse_attention(
             a.split_qkv(qkv),
