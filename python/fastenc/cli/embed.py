@@ -7,7 +7,7 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
-from fastenc.cli.encoders import load_encoder, without_nan
+from fastenc.cli.encoders import load_encoder, with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.columns import iterate_words
@@ -175,7 +175,7 @@ class Embed(Command):
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         texts = read_inputs(self.inputs, (self.text,), self.quoting)
         model = SparseEncoder.from_pretrained(self.model, dtype=dtype).to(device)
-        model = without_nan(model, self.model)
+        model = with_finite_weights(model, self.model)
         parts = list(in_parts(texts, BATCHES_AT_ONCE * self.batch_size))
 
         def save(path: Path) -> None:
@@ -197,7 +197,9 @@ class Embed(Command):
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
-        model = without_nan(Encoder.from_pretrained(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(
+            Encoder.from_pretrained(self.model, dtype=dtype).to(device), self.model
+        )
         vectors = model.embed_words(
             sentences,
             layers=self.layers or None,

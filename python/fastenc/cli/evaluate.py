@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import argument, option, options_listed_by
-from fastenc.cli.encoders import without_nan
+from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import (
     DEVICE,
@@ -56,7 +56,7 @@ class Evaluate(Command):
         if self.report is not None:
             task.check_report()
             make_writable(self.report)
-        model = without_nan(task.load(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(task.load(self.model, dtype=dtype).to(device), self.model)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with columns_for(self.model):

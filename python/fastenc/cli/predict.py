@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, option, options_listed_by
-from fastenc.cli.encoders import without_nan
+from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named
 from fastenc.cli.task_options import prediction_options
@@ -64,7 +64,7 @@ class Predict(Command):
             )
         if not to_stdout:
             check_suffix(self.output, task.outputs)
-        model = without_nan(task.load(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(task.load(self.model, dtype=dtype).to(device), self.model)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with tempfile.TemporaryDirectory() as folder:
