@@ -135,6 +135,23 @@ def test_options_without_effect_are_refused(folder, tmp_path, capsys):
     assert "--alpha and --seed are for texts of several languages" in text
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_without_sequences_is_refused_before_the_model_is_loaded(
+    size, folder, tmp_path, capsys
+):
+    for command, *options in (
+        ("predict", "-o", tmp_path / "out.tsv"),
+        ("evaluate", "-o", tmp_path / "out.json"),
+        ("embed", "-o", tmp_path / "out.npy"),
+        ("embed", "-o", tmp_path / "out.jsonl", "--sparse"),
+    ):
+        text = failure(
+            capsys, command, "none", folder / "train.tsv", *options, "--batch-size", size
+        )
+        assert f"--batch-size must be at least 1, got {size}: give more" in text
+    assert not [*tmp_path.glob("out*")]
+
+
 @pytest.mark.parametrize("value", ["nan", "-inf"])
 def test_weights_that_are_not_finite_are_refused(value, folder, tmp_path, capsys):
     model = SequenceClassifier.from_pretrained(folder / "base", label_names=("no", "yes"))

@@ -20,7 +20,7 @@ from fastenc.models.embedding.sentence_files import (
 )
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import pack_sequences
+from fastenc.packing import check_batch_size, pack_sequences
 from fastenc.text.special_tokens import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
 
@@ -145,8 +145,7 @@ def distill_static(
         )
     if not 0 < smoothing < math.inf:
         raise ValueError(f"smoothing must be positive and finite, got {smoothing}: 1e-3 is usual")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
+    check_batch_size(batch_size)
     size, special = tokenizer.get_vocab_size(), special_tokens(tokenizer)
     counts = torch.zeros(size, dtype=torch.float64)
     rest = iter(texts)

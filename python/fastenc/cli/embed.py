@@ -14,6 +14,7 @@ from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
 from fastenc.models import Encoder, SparseEncoder
+from fastenc.packing import check_batch_size
 from fastenc.tasks.embedding_file import embed_file
 from fastenc.tasks.embedding_format import OUTPUTS
 from fastenc.tasks.shared_options import QUOTING
@@ -121,6 +122,7 @@ class Embed(Command):
 
     def run(self) -> None:
         self._check_options()
+        check_batch_size(self.batch_size)
         if self.words:
             return self._embed_words()
         if self.sparse:

@@ -19,6 +19,7 @@ from fastenc.cli.outputs import (
     write,
 )
 from fastenc.cli.task_options import all_task_options
+from fastenc.packing import check_batch_size
 from fastenc.tasks import task_of_model
 from fastenc.tasks.registry import columns_for
 
@@ -49,6 +50,7 @@ class Evaluate(Command):
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
     def run(self) -> None:
+        check_batch_size(self.batch_size)
         if self.output is not None:
             check_output(self.output, (".json",), self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)

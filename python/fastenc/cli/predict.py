@@ -11,6 +11,7 @@ from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named
 from fastenc.cli.task_options import prediction_options
+from fastenc.packing import check_batch_size
 from fastenc.tasks import predict_file, task_of_model
 from fastenc.tasks.registry import columns_for
 
@@ -55,6 +56,7 @@ class Predict(Command):
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:
+        check_batch_size(self.batch_size)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         to_stdout, from_stdin = str(self.output) == "-", self.inputs == "-"
