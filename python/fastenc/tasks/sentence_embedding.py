@@ -279,4 +279,4 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
 
     def room(self, model: SentenceEmbedder) -> int:
         limit = model.encoder.max_tokens
-        return min(self.max_length or limit, limit)
+        return limit if self.max_length is None else min(self.max_length, limit)
