@@ -323,7 +323,8 @@ def test_arguments_that_make_no_sense_are_errors(base):
     for options, message in (
         ({"pooling": "sum"}, r"pooling must be one of .*got 'sum'"),
         ({"similarity_loss": "dot"}, r"similarity_loss must be one of .*got 'dot'"),
-        ({"scale": 0.0}, r"scale must be positive, got 0.0"),
+        ({"scale": 0.0}, r"scale must be positive and finite, got 0.0"),
+        ({"scale": math.inf}, r"scale must be positive and finite, got inf"),
     ):
         with pytest.raises(ValueError, match=message):
             SentenceEmbedder.from_pretrained(folder, **options)
