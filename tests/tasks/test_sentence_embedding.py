@@ -638,7 +638,7 @@ def test_the_first_dimensions_alone_are_measured(tables, start):
         SentenceEmbedding(truncate_dim=0)
     too_many = SentenceEmbedding(similarity="score", truncate_dim=33)
     with pytest.raises(ValueError, match="at most the vectors' width 32, got 33"):
-        too_many.score(embedder, data, vectors)
+        too_many.encode(data, embedder)  # before the training
 
 
 def test_scores_are_shares_of_the_highest(tables):
