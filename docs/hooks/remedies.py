@@ -289,6 +289,10 @@ OTHERS = {
         "A column of tags, one of which is no tag of the scheme.",
         "Correct the tag, or choose another `--tag-column`.",
     ),
+    "…: the labels … and … differ by case or spaces alone and are two classes. If they are one, write them alike": (
+        "A column of classes in which one class is written in two ways, such as with a space at its end.",
+        "Write the class in one way.",
+    ),
     "…: column … holds entities of the same types, which are not read: "
     "give tag_column=… and inner_tag_column=… to read every level": (
         "Nested entities in several columns.",

@@ -105,6 +105,20 @@ def test_rates_fall_from_the_top_layer_to_the_embeddings(model):
             assert scale == 1.0, name
 
 
+def test_rates_of_what_adaptations_add_are_those_of_what_it_is_added_to(model):
+    add_adaptation(model, PromptTuning(2), "prompt")
+    add_adaptation(model, Lora(2, targets=("word", "token_type", "query", "pooler")), "lora")
+    model.requires_grad_(True)
+    names, scales = {id(p): name for name, p in model.named_parameters()}, {}
+    for group in parameter_groups(model, 0.1, layer_decay=0.5):
+        scales |= {names[id(p)]: group["lr_scale"] for p in group["params"]}
+    rates = {"prompts.": 0.125, ".word.": 0.125, ".token_type.": 0.125, ".pooler.": 1.0}
+    rates |= {f"layers.{layer}.": 0.5 ** (2 - layer) for layer in range(3)}
+    for part, rate in rates.items():
+        of_part = {scale for n, scale in scales.items() if part in n and "adapt" in n}
+        assert of_part == {rate}, part
+
+
 @pytest.mark.parametrize(
     "make",
     [

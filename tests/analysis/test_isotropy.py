@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.preprocessing import StandardScaler
@@ -325,6 +326,18 @@ def test_dense_modules_are_computed(encoder, tmp_path, widths):
     embedder.save_pretrained(tmp_path / "again")
     again = SentenceTransformer(str(tmp_path / "again"), device="cpu").eval()
     np.testing.assert_allclose(again.encode(TEXTS), expected, atol=1e-5)
+    file = tmp_path / "peer" / "2_Dense" / "model.safetensors"
+    torch.save(load_file(file), file.with_name("pytorch_model.bin"))
+    file.unlink()
+    older = SentenceTransformer(str(tmp_path / "peer"), device="cpu").eval()
+    np.testing.assert_allclose(older.encode(TEXTS), expected, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"weight of its Dense module in model.safetensors, got no"
+    ):
+        SentenceEmbedder.from_pretrained(tmp_path / "peer")
+    older.save_pretrained(str(tmp_path / "converted"))  # the error's remedy
+    converted = SentenceEmbedder.from_pretrained(tmp_path / "converted")
+    np.testing.assert_allclose(converted.encode(TEXTS), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["module_input_name", "module_output_name"])

@@ -230,6 +230,7 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     encoder, tmp_path, components
 ):
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense
     from sklearn.decomposition import PCA
 
     tokenizer = encoder.tokenizer
@@ -258,17 +259,21 @@ def test_a_distilled_model_is_the_formula_and_loads_in_sentence_transformers(
     np.testing.assert_allclose(distilled[kept], plain[kept] * signs, rtol=1e-3, atol=1e-4)
     static.save(tmp_path / "static")
     peer = SentenceTransformer(str(tmp_path / "static"), device="cpu")
-    expected = peer.encode(TEXTS, normalize_embeddings=True)
-    np.testing.assert_allclose(static.encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(static.encode(TEXTS), peer.encode(TEXTS), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="it is a static model, not an encoder: load it with"):
         Encoder.from_pretrained(tmp_path / "static")
     again = StaticModel.load(tmp_path / "static")
     assert torch.equal(again.vectors, static.vectors)
+    peer.append(Dense(components or 32, 4))
+    peer.save(str(tmp_path / "dense"))
+    with pytest.raises(ValueError, match="nothing else, got Normalize, Dense: use sentence-transf"):
+        StaticModel.load(tmp_path / "dense")
+    static.normalize = False
     static.tokenizer.enable_padding(length=30)
     static.save(tmp_path / "padded")
     texts = [*TEXTS, ""]
     peer = SentenceTransformer(str(tmp_path / "padded"), device="cpu")
-    read = StaticModel.load(tmp_path / "padded").encode(texts, normalize=False)
+    read = StaticModel.load(tmp_path / "padded").encode(texts)
     np.testing.assert_allclose(read, peer.encode(texts), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"components must be from 1 to 32, .* got 40"):
         distill_static(encoder, TEXTS, components=40)

@@ -135,9 +135,27 @@ def test_options_without_effect_are_refused(folder, tmp_path, capsys):
     assert "--alpha and --seed are for texts of several languages" in text
 
 
-def test_weights_with_nan_are_refused(folder, tmp_path, capsys):
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_without_sequences_is_refused_before_the_model_is_loaded(
+    size, folder, tmp_path, capsys
+):
+    for command, *options in (
+        ("predict", "-o", tmp_path / "out.tsv"),
+        ("evaluate", "-o", tmp_path / "out.json"),
+        ("embed", "-o", tmp_path / "out.npy"),
+        ("embed", "-o", tmp_path / "out.jsonl", "--sparse"),
+    ):
+        text = failure(
+            capsys, command, "none", folder / "train.tsv", *options, "--batch-size", size
+        )
+        assert f"--batch-size must be at least 1, got {size}: give more" in text
+    assert not [*tmp_path.glob("out*")]
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf"])
+def test_weights_that_are_not_finite_are_refused(value, folder, tmp_path, capsys):
     model = SequenceClassifier.from_pretrained(folder / "base", label_names=("no", "yes"))
-    model.encoder.layers[1].down.weight.data[3, 4] = float("nan")
+    model.encoder.layers[1].down.weight.data[3, 4] = float(value)
     model.save_pretrained(tmp_path / "nan")
     nan, data = tmp_path / "nan", folder / "train.tsv"
     vectors = ("embed", nan, data, "-o")
@@ -151,7 +169,7 @@ def test_weights_with_nan_are_refused(folder, tmp_path, capsys):
         ("rerank", nan, data, data, "-o", tmp_path / "out.tsv"),
     ):
         text = failure(capsys, *command)
-        assert f"the weights of {nan} must be numbers, got NaN in " in text
+        assert f"the weights of {nan} must be numbers, got NaN or infinity in " in text
         assert "layers.1.down.weight: " in text
     assert not [*tmp_path.glob("out*")]
 

@@ -193,6 +193,18 @@ def test_a_number_of_twenty_digits_is_refused(option, base, tmp_path, capsys):
     assert f"fastenc: {option} must be less than 2^63, got {'9' * 20}: give less" in text
 
 
+def test_an_option_that_is_nan_is_refused(tmp_path, capsys):
+    mine = ("mine", "model", "pairs.tsv", "-o", tmp_path / "out.tsv", "--max-score", "nan")
+    assert "fastenc: --max-score must be a number, got nan: give one" in failure(capsys, *mine)
+
+
+@pytest.mark.parametrize("task", ["sentence-embedding", "sparse-embedding"])
+def test_texts_of_no_tokens_are_refused(task, base, tmp_path, capsys):
+    data = table(tmp_path / "t.tsv", [("a", "b"), ("c", "d")], ("sentence1", "sentence2"))
+    command = ("finetune", base, data, "--task", task, "-o", tmp_path / "run", "--max-length", 0)
+    assert "--max-length must be at least 1, got 0" in failure(capsys, *command)
+
+
 def test_words_of_a_model_with_fewer_layers_than_the_default(base, tmp_path):
     (tmp_path / "t.txt").write_text("the cat\n")
     run("embed", base, tmp_path / "t.txt", "--words", "-o", tmp_path / "v.npy")

@@ -138,8 +138,8 @@ def test_errors_are_one_line(text, tmp_path, capsys):
             "--dropout must be in [0, 1), got 1.5",
         ),
         (
-            ("pretrain", text, "-o", tmp_path, "--norm-eps", "nan"),
-            "--norm-eps must be a finite number of at least 0, got nan",
+            ("pretrain", text, "-o", tmp_path, "--norm-eps", "inf"),
+            "--norm-eps must be a finite number of at least 0, got inf",
         ),
         (
             ("pretrain", text, "-o", tmp_path, "--intermediate", 0),

@@ -1,5 +1,6 @@
 import gzip
 import json
+import warnings
 
 import pytest
 
@@ -167,6 +168,19 @@ def test_one_class_is_nothing_to_learn(tmp_path):
         read_labelled(path)
     assert read_labelled(path, label_names=["neg", "pos"]).labels == [1, 1]
     assert read_labelled(path, multi_label=True).labels == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize("labels", [("pos", "pos "), ("Neg", "neg")])
+def test_labels_that_differ_by_case_or_spaces_are_named(labels, tmp_path):
+    path = tmp_path / "x.tsv"
+    write(path, "sentence\tlabel\n" + "".join(f"a\t{label}\n" for label in (*labels, "other")))
+    with pytest.warns(
+        UserWarning, match=f"x.tsv: the labels {labels[0]!r} and {labels[1]!r} differ"
+    ):
+        assert read_labelled(path).label_names == sorted((*labels, "other"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_labelled(path, label_names=[*labels, "other"])
 
 
 @pytest.mark.parametrize(

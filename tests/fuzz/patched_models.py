@@ -180,7 +180,8 @@ def _gradients(model: nn.Module, results: list[Tensor]) -> list[Tensor]:
         return []
     model.zero_grad()
     loss.backward()
-    return [p.grad for p in model.parameters() if p.grad is not None]
+    # An embedding's may be sparse.
+    return [p.grad.to_dense() for p in model.parameters() if p.grad is not None]
 
 
 def _tensors(output: Any) -> list[Tensor]:

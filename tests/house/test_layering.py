@@ -40,7 +40,7 @@ ROOMS = {
         "train": "_base adapt data graphs models models/adapters models/architectures nn objectives packing tasks text",
         "demo": "_base analysis data models objectives packing tasks train",
         "__main__": "cli",
-        "cli": "_base adapt analysis data models models/adapters ops profiling tasks testing text train",
+        "cli": "_base adapt analysis data models models/adapters ops packing profiling tasks testing text train",
     }.items()
 }
 # From outside the standard library and the project, these rooms may import only:

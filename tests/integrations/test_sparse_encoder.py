@@ -1,6 +1,7 @@
 """SPLADE: our SparseEncoder and the patched one of sentence-transformers against the unpatched one."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -171,8 +172,16 @@ def test_bad_settings_are_named(folder, tmp_path):
     model = SparseEncoder.from_pretrained(folder)
     for call, message in (
         (lambda: SparseEncoder(model.config, pooling="mean"), "pooling must be one of"),
-        (lambda: SparseEncoder(model.config, scale=0), "scale must be positive, got 0"),
-        (lambda: SparseEncoder(model.config, query_flops=-1), "query_flops must be at least 0"),
+        (lambda: SparseEncoder(model.config, scale=0), "scale must be positive and finite, got 0"),
+        (lambda: SparseEncoder(model.config, scale=math.inf), "scale must be .* finite, got inf"),
+        (
+            lambda: SparseEncoder(model.config, query_flops=-1),
+            "query_flops must be finite and at least 0, got -1",
+        ),
+        (
+            lambda: SparseEncoder(model.config, document_flops=math.inf),
+            "document_flops must be finite and at least 0, got inf",
+        ),
         (lambda: model.encode_sparse("a", max_active=0), "max_active must be at least 1, got 0"),
         (lambda: model.encode_sparse(["a", 3]), "encode takes texts, got 3 as text 1"),
     ):

@@ -94,6 +94,20 @@ def test_generated_tokens_are_transformers(family, options, tmp_path):
         assert {len(row) for row in rows} != {12}
 
 
+@pytest.mark.parametrize("family", ["bart", "m2m_100"])
+def test_a_generated_padding_token_has_transformers_position(family, tmp_path):
+    theirs = whole(family)
+    padded, (batch, *_) = both_batches(family)
+    del padded["labels"]
+    padding = theirs.config.pad_token_id
+    options = {"max_new_tokens": 12, "forced_bos_token_id": padding}
+    rows = [row[1:] for row in theirs.generate(**padded, **options, do_sample=False).tolist()]
+    eos = theirs.config.eos_token_id
+    rows = [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+    assert {row[0] for row in rows} == {padding}
+    assert Seq2Seq.from_pretrained(save(theirs, tmp_path)).generate_ids(batch, **options) == rows
+
+
 def test_least_new_tokens_stand_above_the_least_length(tmp_path):
     theirs = whole("bart")
     padded, (batch, *_) = both_batches("bart")

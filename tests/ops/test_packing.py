@@ -177,3 +177,6 @@ def test_length_sorted_batches_hold_every_sequence_once():
     assert sorted(index for chosen in batches for index in chosen) == [0, 1, 2, 3, 4]
     assert [lengths[index] for chosen in batches for index in chosen] == [9, 9, 4, 3, 1]
     assert length_sorted_batches([], 2) == []
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {size}"):
+            length_sorted_batches(lengths, size)

@@ -323,7 +323,8 @@ def test_arguments_that_make_no_sense_are_errors(base):
     for options, message in (
         ({"pooling": "sum"}, r"pooling must be one of .*got 'sum'"),
         ({"similarity_loss": "dot"}, r"similarity_loss must be one of .*got 'dot'"),
-        ({"scale": 0.0}, r"scale must be positive, got 0.0"),
+        ({"scale": 0.0}, r"scale must be positive and finite, got 0.0"),
+        ({"scale": math.inf}, r"scale must be positive and finite, got inf"),
     ):
         with pytest.raises(ValueError, match=message):
             SentenceEmbedder.from_pretrained(folder, **options)
@@ -637,7 +638,7 @@ def test_the_first_dimensions_alone_are_measured(tables, start):
         SentenceEmbedding(truncate_dim=0)
     too_many = SentenceEmbedding(similarity="score", truncate_dim=33)
     with pytest.raises(ValueError, match="at most the vectors' width 32, got 33"):
-        too_many.score(embedder, data, vectors)
+        too_many.encode(data, embedder)  # before the training
 
 
 def test_scores_are_shares_of_the_highest(tables):

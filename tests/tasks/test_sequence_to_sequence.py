@@ -173,6 +173,8 @@ def test_errors_are_named(folder, tmp_path, capsys, monkeypatch):
     data = TextToTextData(["", "b"], ["a", "b"], ["rows, line 2", "rows, line 3"])
     with pytest.raises(ValueError, match="rows, line 2 has no tokens, got ''"):
         encode_text_to_text(data, model.own_tokenizer(), 16, 16, 0)
+    with pytest.raises(ValueError, match="round_targets must be positive and finite, got inf"):
+        SequenceToSequence(round_targets=float("inf"))
     with pytest.raises(ValueError, match="max_target_length must leave room beside 1 special"):
         encode_text_to_text(data, model.own_tokenizer(), 16, 1, 0)
     monkeypatch.setitem(sys.modules, "rouge_score", None)

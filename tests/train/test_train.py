@@ -531,7 +531,8 @@ def test_bad_settings_are_named(tmp_path):
         (dict(learning_rate=math.nan), "learning_rate must be positive and finite, got nan"),
         (dict(weight_decay=math.nan), "weight_decay must be finite and not negative, got nan"),
         (dict(max_grad_norm=-1.0), "max_grad_norm must be finite and not negative, got -1.0"),
-        (dict(adam_eps=math.inf), "adam_eps must be finite and not negative, got inf"),
+        (dict(adam_eps=0.0), "adam_eps must be positive and finite, got 0.0: 1e-8 is usual"),
+        (dict(adam_eps=math.inf), "adam_eps must be positive and finite, got inf"),
         (dict(warmup=2.0), r"warmup must be a share of the steps in \[0, 1\], got 2.0"),
         (dict(precision="fp8"), "precision must be one of .* got 'fp8'"),
     ):

@@ -1,6 +1,5 @@
 """A static model that is distilled from an encoder: each token has a vector, and a text's vector is their mean."""
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -13,10 +12,15 @@ from torch import Tensor
 from fastenc._base.extras import require
 from fastenc._base.files import write_atomically
 from fastenc.models.checkpoint import read_tensor_file
-from fastenc.models.embedding.sentence_files import SentenceSettings
+from fastenc.models.embedding.sentence_files import (
+    MODULES,
+    SentenceSettings,
+    steps_in,
+    write_json,
+)
 from fastenc.models.encoder import Encoder
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import pack_sequences
+from fastenc.packing import check_batch_size, pack_sequences
 from fastenc.text.special_tokens import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
 
@@ -34,10 +38,11 @@ class StaticModel:
     Args:
         tokenizer: a ``tokenizers.Tokenizer``.
         vectors: (vocabulary, width).
+        normalize: whether text vectors are scaled to Euclidean length 1.
     Raises: ValueError for another number of vectors than tokens.
     """
 
-    def __init__(self, tokenizer: TokenizerLike, vectors: Tensor):
+    def __init__(self, tokenizer: TokenizerLike, vectors: Tensor, normalize: bool = True):
         if len(vectors) != tokenizer.get_vocab_size():
             raise ValueError(
                 f"vectors must have a row for each of the {tokenizer.get_vocab_size()} tokens, got {len(vectors)}: "
@@ -46,32 +51,40 @@ class StaticModel:
         # As in sentence-transformers: a padding token would count like the others.
         self.tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         self.tokenizer.no_padding()
-        self.vectors = vectors
+        self.vectors, self.normalize = vectors, normalize
 
-    def encode(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
+    def encode(self, texts: Sequence[str], normalize: bool | None = None) -> Tensor:
         """The vectors of texts: float32 (texts, width); 0 for a text without tokens.
 
         Args:
-            normalize: scale vectors to length 1.
+            normalize: scale vectors to length 1; None: as the model does.
         """
         ids = [e.ids for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         batch = pack_sequences(ids)
         offsets = batch.cu_seqlens[:-1].long()
         pooled = F.embedding_bag(batch.input_ids, self.vectors.float(), offsets, mode="mean")
-        return F.normalize(pooled, dim=1) if normalize else pooled
+        scaled = self.normalize if normalize is None else normalize
+        return F.normalize(pooled, dim=1) if scaled else pooled
 
     def save(self, folder: str | Path) -> None:
-        """Write a folder that sentence-transformers loads."""
+        """Write a folder from which sentence-transformers computes the same vectors."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_file = require("safetensors.torch", extra="models").save_file
         tensors = {WEIGHT: self.vectors.contiguous()}
         write_atomically(folder / "model.safetensors", lambda path: save_file(tensors, path))
         write_atomically(folder / "tokenizer.json", lambda path: self.tokenizer.save(str(path)))
-        module_type = "sentence_transformers.models.StaticEmbedding"
-        modules = [{"idx": 0, "name": "0", "path": "", "type": module_type}]
-        text = json.dumps(modules, indent=2)
-        write_atomically(folder / "modules.json", lambda path: path.write_text(text))
+        steps = {"StaticEmbedding": ""} | ({"Normalize": "1_Normalize"} if self.normalize else {})
+        modules = [
+            {
+                "idx": position,
+                "name": str(position),
+                "path": path,
+                "type": f"sentence_transformers.models.{step}",
+            }
+            for position, (step, path) in enumerate(steps.items())
+        ]
+        write_json(folder / MODULES, modules)
 
     @classmethod
     def load(cls, folder: str | Path) -> "StaticModel":
@@ -82,9 +95,15 @@ class StaticModel:
                 f"{folder} must hold a static model, whose only weight is {WEIGHT}, got other weights: make a static "
                 "model with distill_static"
             )
+        after = [step for step, _ in steps_in(Path(folder) / MODULES)][1:]
+        if after not in ([], ["Normalize"]):
+            raise ValueError(
+                f"{Path(folder) / MODULES} may have a Normalize after the StaticEmbedding and nothing else, got "
+                f"{', '.join(after)}: use sentence-transformers"
+            )
         tokenizers = require("tokenizers", extra="models")
         tokenizer = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-        return cls(tokenizer, tensors[WEIGHT])
+        return cls(tokenizer, tensors[WEIGHT], after == ["Normalize"])
 
 
 @torch.inference_mode()
@@ -126,8 +145,7 @@ def distill_static(
         )
     if not 0 < smoothing < math.inf:
         raise ValueError(f"smoothing must be positive and finite, got {smoothing}: 1e-3 is usual")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
+    check_batch_size(batch_size)
     size, special = tokenizer.get_vocab_size(), special_tokens(tokenizer)
     counts = torch.zeros(size, dtype=torch.float64)
     rest = iter(texts)

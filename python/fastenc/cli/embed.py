@@ -7,13 +7,14 @@ from pathlib import Path
 from fastenc._base.extras import require
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
-from fastenc.cli.encoders import load_encoder, without_nan
+from fastenc.cli.encoders import load_encoder, with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
 from fastenc.models import Encoder, SparseEncoder
+from fastenc.packing import check_batch_size
 from fastenc.tasks.embedding_file import embed_file
 from fastenc.tasks.embedding_format import OUTPUTS
 from fastenc.tasks.shared_options import QUOTING
@@ -121,6 +122,7 @@ class Embed(Command):
 
     def run(self) -> None:
         self._check_options()
+        check_batch_size(self.batch_size)
         if self.words:
             return self._embed_words()
         if self.sparse:
@@ -175,7 +177,7 @@ class Embed(Command):
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         texts = read_inputs(self.inputs, (self.text,), self.quoting)
         model = SparseEncoder.from_pretrained(self.model, dtype=dtype).to(device)
-        model = without_nan(model, self.model)
+        model = with_finite_weights(model, self.model)
         parts = list(in_parts(texts, BATCHES_AT_ONCE * self.batch_size))
 
         def save(path: Path) -> None:
@@ -197,7 +199,9 @@ class Embed(Command):
         numpy = require("numpy", extra="train")
         sentences = _Sentences(self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
-        model = without_nan(Encoder.from_pretrained(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(
+            Encoder.from_pretrained(self.model, dtype=dtype).to(device), self.model
+        )
         vectors = model.embed_words(
             sentences,
             layers=self.layers or None,

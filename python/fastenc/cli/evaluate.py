@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import argument, option, options_listed_by
-from fastenc.cli.encoders import without_nan
+from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import (
     DEVICE,
@@ -19,6 +19,7 @@ from fastenc.cli.outputs import (
     write,
 )
 from fastenc.cli.task_options import all_task_options
+from fastenc.packing import check_batch_size
 from fastenc.tasks import task_of_model
 from fastenc.tasks.registry import columns_for
 
@@ -49,6 +50,7 @@ class Evaluate(Command):
     task_options: dict[str, Any] = options_listed_by(all_task_options)
 
     def run(self) -> None:
+        check_batch_size(self.batch_size)
         if self.output is not None:
             check_output(self.output, (".json",), self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
@@ -56,7 +58,7 @@ class Evaluate(Command):
         if self.report is not None:
             task.check_report()
             make_writable(self.report)
-        model = without_nan(task.load(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(task.load(self.model, dtype=dtype).to(device), self.model)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with columns_for(self.model):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, group, option
-from fastenc.cli.encoders import load_encoder, without_nan
+from fastenc.cli.encoders import load_encoder, with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.pairs import iterate_pairs
@@ -95,7 +95,7 @@ class Mine(Command):
             teacher = Reranker.from_pretrained(
                 self.cross_encoder, dtype=dtype, activation="Identity"
             )
-            without_nan(teacher.model.to(device), self.cross_encoder)
+            with_finite_weights(teacher.model.to(device), self.cross_encoder)
         mined = mine_hard_negatives(
             encoder,
             pairs,

@@ -6,6 +6,7 @@ the file of ``--config``, else from the command's presets (a recipe), else it is
 """
 
 import argparse
+import math
 import re
 import types
 from collections.abc import Iterable, Sequence
@@ -148,7 +149,7 @@ def parse(name: str, command_class: type[Command], arguments: Sequence[str]) -> 
     presets = check_values(command_class.presets({**stored, **given}), known, "the recipe")
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     values = override(command_class, override(command_class, presets, stored), given)
-    _check_sizes(values, options)
+    _check_numbers(values, options)
     if missing := [o for o in options if o.default is MISSING and o.name not in values]:
         raise ValueError(
             f"fastenc {name} needs {' and '.join(_title(option) for option in missing)}: fastenc {name} --help "
@@ -157,13 +158,15 @@ def parse(name: str, command_class: type[Command], arguments: Sequence[str]) -> 
     return build(command_class, values)
 
 
-def _check_sizes(values: dict[str, object], options: Iterable[Option]) -> None:
-    """Raises: ValueError for a whole number that does not fit in 64 bits."""
+def _check_numbers(values: dict[str, object], options: Iterable[Option]) -> None:
+    """Raises: ValueError for a whole number that does not fit in 64 bits, and for NaN."""
     for option in options:
         value = values.get(option.name)
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, int) and not -(2**63) <= each < 2**63:
                 raise ValueError(f"{_title(option)} must be less than 2^63, got {each}: give less")
+            if isinstance(each, float) and math.isnan(each):
+                raise ValueError(f"{_title(option)} must be a number, got {each}: give one")
 
 
 def override(

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, option, options_listed_by
-from fastenc.cli.encoders import without_nan
+from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_suffix, checked_dtype, device_named
 from fastenc.cli.task_options import prediction_options
+from fastenc.packing import check_batch_size
 from fastenc.tasks import predict_file, task_of_model
 from fastenc.tasks.registry import columns_for
 
@@ -55,6 +56,7 @@ class Predict(Command):
     task_options: dict[str, Any] = options_listed_by(prediction_options)
 
     def run(self) -> None:
+        check_batch_size(self.batch_size)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         task = task_of_model(self.model, self.task_options)
         to_stdout, from_stdin = str(self.output) == "-", self.inputs == "-"
@@ -64,7 +66,7 @@ class Predict(Command):
             )
         if not to_stdout:
             check_suffix(self.output, task.outputs)
-        model = without_nan(task.load(self.model, dtype=dtype).to(device), self.model)
+        model = with_finite_weights(task.load(self.model, dtype=dtype).to(device), self.model)
         if "max_length" in self.task_options:
             task.check_max_length(model)
         with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
-from fastenc.cli.encoders import without_nan
+from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
 from fastenc.data.readers import read_inputs
@@ -63,7 +63,7 @@ class Rerank(Command):
         if self.output.suffix == ".tsv":
             check_cells(chain(queries, documents))
         reranker = Reranker.from_pretrained(self.model, dtype=dtype, max_length=self.max_length)
-        without_nan(reranker.model.to(device), self.model)
+        with_finite_weights(reranker.model.to(device), self.model)
         rows = [*self._rows(reranker, queries, documents)]
         text = "".join(f"{line}\n" for line in LINES[self.output.suffix](rows))
         write(self.output, lambda path: path.write_text(text, encoding="utf-8"))

@@ -1,6 +1,7 @@
 """Reads texts and labels from text, TSV, CSV and JSONL files (also gzipped) and from Hugging Face datasets."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -105,6 +106,7 @@ def read_labelled(
         regression: the labels are numbers to predict.
         multi_label: a text has any number of labels, as a list in JSON or separated by commas in other tables.
         quoting: of a TSV file, see :func:`numbered_rows`.
+    Warns: without ``label_names``, if two labels differ by case or by spaces around them alone.
     Raises: ValueError with file and line number for a missing column, a wrong number of columns, bad JSON, a missing
         label, a label that is not in ``label_names``, the same label in all rows if ``label_names`` is None, text that
         is not UTF-8, and a file without rows.
@@ -136,6 +138,8 @@ def read_labelled(
             f"{path}: there must be at least two different labels to learn, got {names[0]!r} in every row of column "
             f"{label!r}: add rows with another label, or give label= another column"
         )
+    if label_names is None:
+        _warn_of_like_names(path, names)
     index = {name: number for number, name in enumerate(names)}
     for where, value in singles:
         if value not in index:
@@ -235,6 +239,20 @@ def _labels(row: Row, name: str, where: str) -> set[str]:
             "correct it"
         )
     return {str(label).strip() for label in labels} - {""}
+
+
+def _warn_of_like_names(path: str | Path, names: Sequence[str]) -> None:
+    """Warn of two labels that differ by case or by spaces around them alone: each is a class of its own."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(name.strip().casefold(), name)
+        if other != name:
+            warnings.warn(
+                f"{path}: the labels {other!r} and {name!r} differ by case or spaces alone and are two classes. If "
+                "they are one, write them alike",
+                stacklevel=3,
+            )
+            return
 
 
 def number_of(value: str, where: str) -> float:

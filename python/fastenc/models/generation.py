@@ -72,18 +72,22 @@ def _decoding(model: EncoderDecoder, batch: PackedBatch) -> Step:
     """A function that decodes one more token of every target, of which a source may have several."""
     states = model.encoder(batch).last_hidden_state
     caches = [LayerCache() for _ in model.decoder.stack.layers]
-    device = batch.input_ids.device
+    device, config = batch.input_ids.device, model.decoder.config
 
     def step(chosen: Tensor | None, tokens: Tensor) -> Tensor:
         if chosen is not None:
             for cache in caches:
                 cache.select(chosen)
         count = tokens.shape[0]
+        positions = torch.full((count,), caches[0].length, device=device)
+        if config.architecture.positions_after_padding:
+            # A padding token takes the row before the first position's.
+            positions = positions.masked_fill(tokens == config.pad_token_id, -1)
         target = PackedBatch(
             input_ids=tokens,
             cu_seqlens=torch.arange(count + 1, dtype=torch.int32, device=device),
             max_seqlen=1,
-            position_ids=torch.full((count,), caches[0].length, device=device),
+            position_ids=positions,
         )
         return model.logits(model.decoder(target, states, batch, caches))
 

@@ -3,6 +3,7 @@
 from fastenc.packing.arguments import ModelArguments
 from fastenc.packing.batch import (
     PackedBatch,
+    check_batch_size,
     first_tokens,
     last_tokens,
     length_sorted_batches,
@@ -17,6 +18,7 @@ __all__ = [
     "Documents",
     "ModelArguments",
     "PackedBatch",
+    "check_batch_size",
     "check_cu_seqlens",
     "check_global_tokens",
     "first_tokens",

@@ -254,9 +254,17 @@ def length_sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[
     """The indices of the sequences in batches of similar length, the longest first.
 
     Args: lengths: number of tokens of each sequence. batch_size: sequences in a batch; the last batch may have fewer.
+    Raises: ValueError for a ``batch_size`` below 1.
     """
+    check_batch_size(batch_size)
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise ValueError for a batch of less than one sequence."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
 
 
 def pack_sequences(

@@ -15,6 +15,7 @@ from fastenc.data.rows import Row
 from fastenc.models import Encoder
 from fastenc.models.embedding.encode import encode_parts, vectors_of
 from fastenc.models.embedding.text_batches import BATCHES_AT_ONCE
+from fastenc.packing import check_batch_size
 from fastenc.tasks.embedding_format import (
     VectorFormat,
     blocks_of,
@@ -88,8 +89,7 @@ def embed_file(
         file whose number of texts changes during the run. OSError with what is kept if the disk is full.
     """
     output = Path(output)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}: give more")
+    check_batch_size(batch_size)
     dimensions = vectors_of(encoder, **options).width
     ranges = None if calibration is None else read_ranges(Path(calibration), dimensions)
     stored = VectorFormat(output.suffix, dimensions, store_as, precision, ranges)

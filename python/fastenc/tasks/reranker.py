@@ -17,7 +17,7 @@ from fastenc.models.embedding.text_batches import lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
 from fastenc.nn.evaluation_mode import evaluation_mode
-from fastenc.packing import length_sorted_batches
+from fastenc.packing import check_batch_size, length_sorted_batches
 
 
 class Reranker:
@@ -123,8 +123,7 @@ class Reranker:
             order.
         Raises: ValueError for an item that is not two texts, and a batch_size below 1.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         checked = (_checked(index, pair) for index, pair in enumerate(pairs))
         given = [(self.prompt + query, document) for query, document in checked]
         model, device = self.model, next(self.model.parameters()).device

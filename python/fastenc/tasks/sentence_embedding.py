@@ -230,6 +230,11 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         return ("spearman", "pearson", "loss") if data.scores else (*METRICS, "recall@1", "loss")
 
     def encode(self, data: TextPairs, model: SentenceEmbedder) -> list[PairExample]:
+        width = model.settings.width(model.config.output_size)
+        if self.truncate_dim is not None and self.truncate_dim > width:
+            raise ValueError(
+                f"truncate_dim must be at most the vectors' width {width}, got {self.truncate_dim}: give less"
+            )
         prompt_of = model.settings.prompt_of
         prompts = prompt_of(self.query_prompt, None), prompt_of(self.document_prompt, None)
         examples = encode_pairs(data, model.own_tokenizer(), self.room(model), prompts)
@@ -263,11 +268,6 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
         return F.cosine_similarity(cut[:, 0], cut[:, 1], dim=1).tolist()
 
     def _cut(self, predictions: Tensor) -> Tensor:
-        width = predictions.shape[-1]
-        if self.truncate_dim is not None and self.truncate_dim > width:
-            raise ValueError(
-                f"truncate_dim must be at most the vectors' width {width}, got {self.truncate_dim}: give less"
-            )
         return predictions[..., : self.truncate_dim]
 
     def score(
@@ -279,4 +279,4 @@ class SentenceEmbedding(TextPairTask[SentenceEmbedder]):
 
     def room(self, model: SentenceEmbedder) -> int:
         limit = model.encoder.max_tokens
-        return min(self.max_length or limit, limit)
+        return limit if self.max_length is None else min(self.max_length, limit)

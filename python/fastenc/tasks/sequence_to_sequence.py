@@ -1,5 +1,6 @@
 """The task of sequence-to-sequence models: a target text is generated from a source text."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -44,7 +45,7 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
     Predictions are texts, generated greedily or by beam search. The loss of evaluations has no label smoothing.
 
     Raises: ValueError without a source column, for a ``label_smoothing`` outside [0, 1), and for a length, number of
-        beams or ``round_targets`` that is not positive.
+        beams or ``round_targets`` that is not positive and finite.
     """
 
     name = "seq2seq"
@@ -87,8 +88,8 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
             )
         for name in ("max_target_length", "num_beams", "round_targets"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}: give more")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}: give another")
 
     def read(
         self, path: str | Path, train: TextToTextData | Seq2Seq | None = None

@@ -132,4 +132,5 @@ class SparseEmbedding(TextPairTask[SparseEncoder]):
         return {**metrics, "active_tokens": float(active)}
 
     def room(self, model: SparseEncoder) -> int:
-        return min(self.max_length or model.max_tokens, model.max_tokens)
+        limit = model.max_tokens
+        return limit if self.max_length is None else min(self.max_length, limit)

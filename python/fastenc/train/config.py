@@ -156,7 +156,12 @@ class TrainConfig:
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}")
-        for name in ("weight_decay", "max_grad_norm", "adam_eps"):
+        if not 0 < self.adam_eps < math.inf:
+            # With 0, a parameter whose gradients are 0 becomes 0 / 0.
+            raise ValueError(
+                f"adam_eps must be positive and finite, got {self.adam_eps}: 1e-8 is usual"
+            )
+        for name in ("weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"{name} must be finite and not negative, got {getattr(self, name)}: give another number"

@@ -26,8 +26,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     Matrices have ``weight_decay``. Biases and norm weights, which have fewer than two dimensions, have none.
 
     A group's learning rate is multiplied by ``lr_scale``. It is ``layer_decay`` ** (L - l) for layer l of L, where the
-    embeddings are l = 0 and everything above the layers is l = L. It is MIX_LR_SCALE for the mix of layers, divided by
-    the factor that the learning rate of the model's adaptation has.
+    embeddings, their LoRA and a prompt are l = 0 and everything above the layers is l = L. It is MIX_LR_SCALE for the
+    mix of layers, divided by the factor that the learning rate of the model's adaptation has.
     Source: Howard and Ruder 2018, arXiv:1801.06146, section 3.2.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
@@ -62,7 +62,8 @@ def _depth(name: str) -> int | None:
         return 1
     # The head of the span-boundary objective has a first_norm too.
     below = r"(?<!\bboundary\.)\b(embeddings|first_norm\.|relative_positions\.|position_norm\.)"
-    return 0 if re.search(below, name) else None
+    added = r"\badapted\.(prompts|parts\.\w+\.(word|token_type))\."
+    return 0 if re.search(f"{below}|{added}", name) else None
 
 
 def build_optimizer(

@@ -62,7 +62,10 @@ class Dense:
 
     @classmethod
     def load(cls, folder: Path) -> "Dense | None":
-        """The layer that a module's files describe, or None if the module computes something else."""
+        """The layer that a module's files describe, or None if the module computes something else.
+
+        Raises: ValueError for a folder without the weight in safetensors.
+        """
         values = read_json(folder / CONFIG)
         activation = str(values.get("activation_function", "")).rpartition(".")[2].lower()
         if activation not in ACTIVATIONS or values.get("use_residual"):
@@ -71,7 +74,10 @@ class Dense:
         if any(values.get(name) not in (None, VECTOR) for name in NAMES):
             return None
         if not (folder / WEIGHTS).exists():
-            return None
+            raise ValueError(
+                f"{folder} must have the weight of its Dense module in {WEIGHTS}, got no such file: write the model "
+                "again with SentenceTransformer(...).save_pretrained(...)"
+            )
         tensors = read_tensor_file(folder / WEIGHTS)
         weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
         if weight is None or weight.dim() != 2 or (bias is None) == bool(values.get("bias", True)):

@@ -154,8 +154,7 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings | Non
         raise ValueError(
             f"{folder / MODULES} must be Transformer, Pooling, optionally Dense modules of the text's vector, and "
             f"optionally Normalize, got {', '.join(module_types)}: use sentence-transformers for other steps. A Dense "
-            "module must have tanh or no activation, and its weight must be in model.safetensors. The first one must "
-            f"have {config.output_size} inputs"
+            f"module must have tanh or no activation. The first one must have {config.output_size} inputs"
         )
     values = json_in(where["Pooling"] / "config.json")
     pooling = _pooling(values)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from fastenc._base.prefetch import prefetch
-from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.packing import PackedBatch, check_batch_size, length_sorted_batches, pack_sequences
 from fastenc.text.tokenizer_like import TokenizerLike
 
 BATCHES_AT_ONCE = 16  # batches whose texts are tokenised and sorted by length together
@@ -30,8 +30,7 @@ class TextBatches:
     prompt: str = ""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_batch_size(self.batch_size)
         special = self.tokenizer.num_special_tokens_to_add(False)
         if self.max_length < special:
             raise ValueError(

@@ -20,7 +20,7 @@ from fastenc.models.embedding.word_windows import WordWindow, windows_of, words_
 from fastenc.nn import ScalarMix
 from fastenc.nn.evaluation_mode import evaluation_mode
 from fastenc.ops import segment_pool
-from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.packing import PackedBatch, check_batch_size, length_sorted_batches, pack_sequences
 
 LAYERS = (-4, -3, -2, -1)
 COMBINATIONS = ("mean", "sum", "concat", "last")
@@ -166,8 +166,7 @@ def _check_options(
         )
     if subwords not in SUBWORDS:
         raise ValueError(f"subwords must be one of {', '.join(SUBWORDS)}, got {subwords!r}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    check_batch_size(batch_size)
     if out is not None and Path(out).suffix != ".npy":
         raise ValueError(f"out must be a file name that ends in .npy, got {out}")
 

@@ -1,5 +1,6 @@
 """The loss of texts' vectors, as the options of training choose it."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +54,8 @@ class EmbeddingLoss:
                 raise ValueError(
                     f"{name} must be one of {known}, got {getattr(self, name)!r}: give one of them"
                 )
-        if not self.scale > 0:
-            raise ValueError(f"scale must be positive, got {self.scale}: give another")
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {self.scale}: give another")
 
     def check_width(self, width: int) -> None:
         """Raises: ValueError for numbers of dimensions that a vector of this width does not have."""

@@ -28,7 +28,7 @@ from fastenc.models.outputs import ModelOutput
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.nn.frozen_head import FrozenHead
 from fastenc.ops import linear_masked_cross_entropy
-from fastenc.packing import PackedBatch, length_sorted_batches, pack_sequences
+from fastenc.packing import PackedBatch, check_batch_size, length_sorted_batches, pack_sequences
 
 SHARED, HEAD, LOGITS_BIAS = "shared.weight", "lm_head", "final_logits_bias"
 
@@ -155,8 +155,7 @@ class Seq2Seq(PretrainedModel):
                 raise ValueError(
                     f"generate takes texts, got {text!r} as text {index}: leave it out"
                 )
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         ids = tokenize(texts, tokenizer, self.positions)
         batches = length_sorted_batches([len(each) for each in ids], batch_size)
         show_progress = unless_few(show_progress, len(batches))

@@ -1,5 +1,6 @@
 """Sparse vectors of texts: a weight for each token of the vocabulary, most of them 0 (SPLADE)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,11 +63,11 @@ class SparseEncoder(MaskedLM):
         gather: bool = False,
     ):
         super().__init__(config)
-        if not scale > 0:
-            raise ValueError(f"scale must be positive, got {scale}")
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}: give another")
         for name, value in (("query_flops", query_flops), ("document_flops", document_flops)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value}: give another")
         given = {"pooling": pooling, "max_length": max_length}
         self._given: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         self.settings = replace(SpladeSettings(), **self._given)
