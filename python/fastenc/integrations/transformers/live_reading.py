@@ -45,6 +45,12 @@ class Reading(NamedTuple):
     fixed: tuple["FixedTable", ...] = ()
     merged: tuple[tuple[str, ...], ...] = ()
 
+    def without_dropout(self) -> "Reading":
+        """The same without dropout outside the layers, which ask for themselves."""
+        return self._replace(
+            embedding_dropout_p=0.0, final_dropout_p=0.0, convolution_dropout_p=0.0
+        )
+
     def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
         """The layers and what they share, for one call."""
         norm, tables = self.modules.get("first_norm"), list[Tensor]()
