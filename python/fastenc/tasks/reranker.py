@@ -16,7 +16,7 @@ from fastenc.models.embedding.sentence_files import lowercased, main_in
 from fastenc.models.embedding.text_batches import items_of, lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
-from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.packing import length_sorted_batches
 
 
@@ -134,7 +134,7 @@ class Reranker:
         labels = len(model.label_names)
         scores = torch.empty(len(given), labels, device=device)
         encoder = model.encoder
-        with evaluation_mode(model), encoder.frozen.during_call(encoder, calls=len(batches)):
+        with without_dropout(), encoder.frozen.during_call(encoder, calls=len(batches)):
             for chosen in progress_bar(batches, "score", "batch", show_progress):
                 arguments = collate_classification([examples[index] for index in chosen])
                 logits = model(**send_arguments(arguments, device)).logits
