@@ -1,3 +1,4 @@
+import io
 import json
 import math
 import os
@@ -352,6 +353,15 @@ def test_closed_streams_do_not_end_a_command(folder, finetuned, tmp_path, monkey
     with pytest.raises(SystemExit) as exit_:
         main([*command[:2], "-", "-o", "-"])
     assert "stdin must hold text" in str(exit_.value.__cause__)
+
+
+def test_stdout_is_utf_8_in_every_locale(folder, finetuned, tmp_path, monkeypatch):
+    text = "a héllo 中"
+    (tmp_path / "new.txt").write_text(f"{text}\n", encoding="utf-8")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    main(["predict", str(finetuned), str(tmp_path / "new.txt"), "-o", "-"])
+    assert json.loads(written.getvalue().decode("utf-8"))["sentence"] == text
 
 
 @pytest.mark.parametrize(

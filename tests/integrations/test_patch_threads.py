@@ -4,11 +4,13 @@ import copy
 import os
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
 
 import fastenc
+from fastenc.integrations.transformers import live_reading
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import model, padded_batch
 
@@ -111,3 +113,31 @@ def test_frozen_weights_and_a_call_with_gradients(switch_interval):
                 torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-5)
 
     in_threads(work)
+
+
+def test_a_call_while_another_thread_compares_a_table(monkeypatch):
+    """RoFormer's angles are compared once. A call in the meantime is fused, and does not warn, as one alone."""
+    theirs, batch = model("roformer"), padded_batch("roformer")
+    ours, mask = fastenc.patch(copy.deepcopy(theirs)), batch["attention_mask"].bool()
+    compare, compared, results = live_reading.is_table, threading.Event(), []
+
+    def compare_slowly(*tables):
+        if not compared.is_set():
+            compared.set()
+            other = threading.Thread(target=call)
+            other.start()
+            other.join()
+        return compare(*tables)
+
+    def call():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results.append(ours(**batch).last_hidden_state[mask])
+
+    monkeypatch.setattr(live_reading, "is_table", compare_slowly)
+    call()
+    with torch.no_grad():
+        expected = theirs(**batch).last_hidden_state[mask]
+    assert len(results) == 2
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)

@@ -19,10 +19,11 @@ from fastenc.adapt import (
     use_adaptation,
 )
 from fastenc.analysis import summarize_heads
+from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.stack import StackSpec
 from tests.helpers.adaptations import disturb
 from tests.helpers.checkpoints import packed, save
-from tests.helpers.families import ENCODERS, model, padded_batch
+from tests.helpers.families import ENCODERS, dropouts, model, padded_batch
 from tests.helpers.patching import assert_same_gradients
 
 
@@ -131,6 +132,36 @@ def test_the_mode_and_the_weights_are_the_models():
         before = encoder(batch).last_hidden_state
         patched.encoder.layer[0].output.dense.weight.mul_(2)
         assert not torch.equal(encoder(batch).last_hidden_state, before)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@torch.no_grad()
+def test_a_model_in_training_computes_without_dropout_for_encode(family):
+    """encode, embed_words and their kin do so in either mode, and leave the mode."""
+    probabilities = {name: 0.3 for name in dropouts(family)}
+    theirs, patched, encoder = with_encoder(family, **probabilities)
+    batch = padded_batch(family)
+    expected = theirs(**batch).last_hidden_state[batch["attention_mask"].bool()]
+    patched.train()
+    states = lambda: encoder(packed(batch)).last_hidden_state
+    with without_dropout():
+        torch.testing.assert_close(states(), expected, rtol=1e-4, atol=1e-4)
+    assert patched.training
+    assert not torch.allclose(states(), expected, rtol=0.1, atol=0.1)
+
+
+def test_pefts_lora_of_a_model_in_training_has_no_dropout_in_encode():
+    peft = pytest.importorskip("peft")
+    _, patched, _ = with_encoder("bert", **dropouts("bert"))
+    config = peft.LoraConfig(target_modules=["query"], lora_dropout=0.5, init_lora_weights=False)
+    with_lora = peft.get_peft_model(patched, config)
+    encoder, batch = fastenc.encoder_of(with_lora.eval()), packed(padded_batch("bert"))
+    with torch.no_grad():
+        expected = encoder(batch).last_hidden_state
+        with_lora.train()
+        with without_dropout():
+            assert torch.equal(encoder(batch).last_hidden_state, expected)
+        assert not torch.equal(encoder(batch).last_hidden_state, expected)
 
 
 METHODS = (

@@ -213,11 +213,28 @@ def test_what_cannot_be_computed_is_named(folder, options, message):
         Encoder.from_pretrained(folder).encode("a text", **options)
 
 
-def test_no_texts_are_named(folder):
-    with pytest.raises(
-        ValueError, match="encode takes a text or a list of texts, got NoneType: give"
-    ):
-        Encoder.from_pretrained(folder).encode(None)
+@pytest.mark.parametrize(
+    "texts, got",
+    [
+        (None, "NoneType"),
+        ({"text": "a dog"}, "dict"),  # its items are its keys
+        (numpy.array("a dog"), "ndarray of 0 dimensions"),
+        (numpy.array([["a dog", "rain"]]), "ndarray of 2 dimensions"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_named(texts, got, folder):
+    message = f"encode takes a text or a list of texts, got {got}: give"
+    with pytest.raises(ValueError, match=message):
+        Encoder.from_pretrained(folder).encode(texts)
+
+
+def test_the_columns_of_a_dataframe_are_not_its_texts(folder):
+    pandas = pytest.importorskip("pandas")
+    encoder, frame = Encoder.from_pretrained(folder), pandas.DataFrame({"sentence": TEXTS})
+    with pytest.raises(ValueError, match="got DataFrame of 2 dimensions: give a list of texts"):
+        encoder.encode(frame)
+    peer = sentence_transformer(folder).encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(encoder.encode(frame["sentence"]), peer, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_invariance_is_for_cpus_and_cuda(folder):

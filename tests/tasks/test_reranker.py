@@ -137,6 +137,16 @@ def test_the_command_ranks_documents_for_each_query(tmp_path, capsys):
     assert message in failure(capsys, *command)
 
 
+def test_ranked_texts_are_taken_by_their_place(tmp_path):
+    """Not by the label of a sorted or filtered Series of pandas; and a generator gives each text once."""
+    pandas = pytest.importorskip("pandas")
+    reranker = fastenc.Reranker.from_pretrained(cross_encoder_folder(tmp_path))
+    series = pandas.Series(DOCUMENTS, index=range(len(DOCUMENTS))[::-1])
+    for documents in (series, iter(DOCUMENTS)):
+        ranked = reranker.rank(QUERY, documents, return_documents=True)
+        assert [each["text"] for each in ranked] == [DOCUMENTS[r["corpus_id"]] for r in ranked]
+
+
 def test_errors(tmp_path):
     folder = cross_encoder_folder(tmp_path / "a", **stored("activation.GELU"))
     with pytest.raises(
@@ -153,6 +163,8 @@ def test_errors(tmp_path):
         reranker.rank(QUERY, DOCUMENTS, top_k=0)
     with pytest.raises(ValueError, match="got a single text"):
         reranker.rank(QUERY, DOCUMENTS[0])
+    with pytest.raises(ValueError, match="documents must be a list, got dict: give a list"):
+        reranker.rank(QUERY, {"a": "a dog"})
     with pytest.raises(ValueError, match="max_length must be from 1"):
         fastenc.Reranker.from_pretrained(folder, activation="Identity", max_length=10_000)
     reranker.model.encoder.save_pretrained(tmp_path / "bare")

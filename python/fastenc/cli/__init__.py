@@ -1,6 +1,7 @@
 """The command line: ``fastenc COMMAND``; ``fastenc --help`` lists the commands."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -49,11 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_streams() -> None:
-    """Replace standard streams that are closed, as after ``>&-``, by an empty one. They are None in Python."""
+    """Replace standard streams that are closed, as after ``>&-``, by an empty one. They are None in Python.
+
+    stdout is UTF-8, as the files are, whatever the locale. A file's name that is not UTF-8 is printed as it is.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - the command uses it
             setattr(sys, name, stream)
+    # In a notebook, or under redirect_stdout, it is of another class.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def _message(error: Exception) -> str:

@@ -13,10 +13,10 @@ from fastenc.data.classification import collate_classification, encode_texts
 from fastenc.models import SequenceClassifier
 from fastenc.models.checkpoint import read_config, resolve, tokenizer_length
 from fastenc.models.embedding.sentence_files import lowercased, main_in
-from fastenc.models.embedding.text_batches import lone_surrogate
+from fastenc.models.embedding.text_batches import items_of, lone_surrogate
 from fastenc.models.heads.cross_encoder import ACTIVATIONS, stored_activation
 from fastenc.models.pretrained import architecture_of
-from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.packing import check_batch_size, length_sorted_batches
 
 
@@ -133,7 +133,7 @@ class Reranker:
         labels = len(model.label_names)
         scores = torch.empty(len(given), labels, device=device)
         encoder = model.encoder
-        with evaluation_mode(model), encoder.frozen.during_call(encoder, calls=len(batches)):
+        with without_dropout(), encoder.frozen.during_call(encoder, calls=len(batches)):
             for chosen in progress_bar(batches, "score", "batch", show_progress):
                 arguments = collate_classification([examples[index] for index in chosen])
                 logits = model(**send_arguments(arguments, device)).logits
@@ -167,12 +167,13 @@ class Reranker:
             raise ValueError(
                 f"documents must be a list, got a single text: give [{documents[:40]!r}]"
             )
-        pairs = [(query, document) for document in documents]
+        listed = items_of(documents, "documents must be a list")
+        pairs = [(query, document) for document in listed]
         scores = self.predict(pairs, batch_size=batch_size, show_progress=show_progress).tolist()
         order = sorted(range(len(scores)), key=lambda index: scores[index], reverse=True)
         results: list[dict[str, Any]] = []
         for index in order[:top_k]:
-            text = {"text": documents[index]} if return_documents else {}
+            text = {"text": listed[index]} if return_documents else {}
             results.append({"corpus_id": index, "score": scores[index], **text})
         return results
 

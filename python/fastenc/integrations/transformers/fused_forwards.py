@@ -96,7 +96,7 @@ def _context_of(state: PatchState) -> _CallContext | None:
 
 
 def decoder_forward(decoder, state: PatchState, arguments: dict, plain):
-    """A decoder runs fused without a cache. With one, as in ``generate``, single tokens run fused on a CPU."""
+    """A decoder runs fused without a cache, and with one, as in ``generate``, on a CPU."""
     context = _context_of(state)
     if context is not None and context.own_forward:
         return plain(**arguments)

@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer_call import NOT_PREPARED, LayerCall, Prepared
-from fastenc.nn.layer_dropout import LayerDropout
+from fastenc.nn.layer_dropout import NO_DROPOUT, LayerDropout
 from fastenc.nn.layer_inputs import AttentionInputs, LayerState
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import (
@@ -129,10 +130,10 @@ class LiveLayer:
         )
 
     def dropout(self) -> LayerDropout:
-        return self.dropouts
+        return self.dropouts if trains(self.module) else NO_DROPOUT
 
     def draws_blocks(self) -> bool:
-        return self.module.training
+        return trains(self.module)
 
     def recomputes(self) -> bool:
         """Whether the backward computes the layer again (gradient checkpointing)."""

@@ -45,6 +45,12 @@ class Reading(NamedTuple):
     fixed: tuple["FixedTable", ...] = ()
     merged: tuple[tuple[str, ...], ...] = ()
 
+    def without_dropout(self) -> "Reading":
+        """The same without dropout outside the layers, which ask for themselves."""
+        return self._replace(
+            embedding_dropout_p=0.0, final_dropout_p=0.0, convolution_dropout_p=0.0
+        )
+
     def stack_modules(self, frozen: FrozenLayers | None) -> StackModules:
         """The layers and what they share, for one call."""
         norm, tables = self.modules.get("first_norm"), list[Tensor]()
@@ -105,9 +111,9 @@ class FixedTable:
 
     def __init__(self, module: Any, values: Tensor):
         self._module, self._values = module, values
-        # The table that was compared last, which is held so that no other one gets its address, and its contents.
-        self._compared: tuple[Tensor, Contents] | None = None
-        self._was_equal = False
+        # The table that was compared last, which is held so that no other one gets its address, its contents, and
+        # whether they were these values. The tuple is replaced as a whole, because several threads may compare.
+        self._compared: tuple[Tensor, Contents, bool] | None = None
 
     def same_as(self, other: "FixedTable") -> bool:
         """Whether both have the same module and must have the same values."""
@@ -119,9 +125,9 @@ class FixedTable:
         if table.is_meta:
             return True
         if self._compared is not None:
-            held, contents = self._compared
+            held, contents, was_equal = self._compared
             if held.data_ptr() == table.data_ptr() and contents.are_those_of(table):
-                return self._was_equal
-        self._compared = table.detach(), Contents(table)
-        self._was_equal = is_table(table, self._values)
-        return self._was_equal
+                return was_equal
+        contents, is_equal = Contents(table), is_table(table, self._values)
+        self._compared = table.detach(), contents, is_equal
+        return is_equal

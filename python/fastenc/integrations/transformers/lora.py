@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers.hooks import has_hooks
 from fastenc.nn.adaptation import LayerAdaptation
+from fastenc.nn.evaluation_mode import trains
 from fastenc.ops import dispatch
 from fastenc.ops.gemm import linear
 
@@ -90,7 +91,8 @@ def _addition(module: Any, x: Tensor) -> Tensor:
     total = None
     for name in _active(module) if is_lora_linear(module) else ():
         a, b, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
-        dropped = dropout(x.to(a.weight.dtype))
+        cast = x.to(a.weight.dtype)
+        dropped = dropout(cast) if trains(dropout) else cast
         addition = (
             linear(linear(dropped, a.weight, a.bias), b.weight, b.bias) * module.scaling[name]
         )

@@ -15,6 +15,7 @@ from fastenc.models.adapters.adapter_checkpoint import is_adapted, remove
 from fastenc.models.encoder import Encoder
 from fastenc.nn.adaptation import LayerAdaptation
 from fastenc.nn.embeddings import AddedRows, embed, normalised_words
+from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.frozen_layers import FrozenLayers
 from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_weights import LayerWeights
@@ -146,7 +147,9 @@ class PatchedEncoder(Encoder):
                 f"an encoder of a patched model needs the fused forward, got {type(self.model).__name__}, which runs "
                 f"its own forward, because {reason}: undo that"
             )
-        return reading
+        # As in encode(), which has no dropout in either mode.
+        no_dropout = self.training and not trains(self.model)
+        return reading.without_dropout() if no_dropout else reading
 
 
 class PatchedLayer(nn.Module):

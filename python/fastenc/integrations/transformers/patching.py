@@ -63,8 +63,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     a head (MaskedLM, SequenceClassification, TokenClassification, QuestionAnswering and others that call the base
     model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
     Of T5, BART and their kin (mT5, umT5; mBART, Marian, Pegasus, M2M100, NLLB) it takes the whole model too: with
-    labels, encoder, decoder and loss run on packed tokens. In ``generate`` on a CPU in float32, the decoder runs fused
-    from the second token on; its weights must not change during a search. A SparseEncoder of sentence-transformers
+    labels, encoder, decoder and loss run on packed tokens. In ``generate`` on a CPU in float32, the decoder runs fused,
+    too; its weights must not change during a search. A SparseEncoder of sentence-transformers
     computes each text's weights without the logits of its tokens.
     Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
     ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.

@@ -1,8 +1,9 @@
 """Texts as packed batches of similar lengths, tokenised beside the computation of the batches before."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from fastenc._base.prefetch import prefetch
 from fastenc.packing import PackedBatch, check_batch_size, length_sorted_batches, pack_sequences
@@ -71,11 +72,8 @@ class TextBatches:
 
 def checked_texts(texts: str | Sequence[str]) -> list[str]:
     """The texts as a list. Raises: ValueError for what is not a text, or cannot be written as UTF-8."""
-    if not isinstance(texts, Iterable):
-        raise ValueError(
-            f"encode takes a text or a list of texts, got {type(texts).__name__}: give a list of texts"
-        )
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    rule = "encode takes a text or a list of texts"
+    listed = [texts] if isinstance(texts, str) else items_of(texts, rule)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"encode takes texts, got {text!r} as text {index}: leave it out")
@@ -85,6 +83,18 @@ def checked_texts(texts: str | Sequence[str]) -> list[str]:
                 f"{text[character]!r}, at character {character} of text {index}: remove it"
             )
     return listed
+
+
+def items_of(values: Iterable[Any], rule: str) -> list[Any]:
+    """The items as a list. Raises: ValueError, beginning with the rule, if there are none or they are names.
+
+    The items of a dictionary are its keys, and those of a pandas DataFrame the names of its columns.
+    """
+    dimensions = getattr(values, "ndim", 1)
+    if not isinstance(values, Iterable) or isinstance(values, Mapping) or dimensions != 1:
+        of = "" if dimensions == 1 else f" of {dimensions} dimensions"
+        raise ValueError(f"{rule}, got {type(values).__name__}{of}: give a list of texts")
+    return list(values)
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -18,7 +18,7 @@ from fastenc.models.embedding.space import check_space
 from fastenc.models.embedding.states import resolve_layers, visit_states
 from fastenc.models.embedding.word_windows import WordWindow, windows_of, words_of
 from fastenc.nn import ScalarMix
-from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.ops import segment_pool
 from fastenc.packing import PackedBatch, check_batch_size, length_sorted_batches, pack_sequences
 
@@ -238,7 +238,7 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each batch (indices of its words among the words of all sentences, their vectors)."""
     device = encoder.embeddings.word.weight.device
-    with evaluation_mode(encoder):
+    with without_dropout():
         for chunk in windows_of(sentences, encoder.own_tokenizer(), encoder.positions):
             lengths = [len(window.input_ids) for window in chunk]
             for indices in length_sorted_batches(lengths, batch_size):

@@ -7,6 +7,7 @@ from fastenc.models.architectures.modules import HeadSpec
 from fastenc.models.config import EncoderConfig
 from fastenc.nn.activation import activate_plain
 from fastenc.nn.embeddings import make_norm
+from fastenc.nn.evaluation_mode import trains
 from fastenc.nn.layer_spec import NormSpec
 
 
@@ -57,15 +58,15 @@ class PredictionHead(nn.ModuleDict):
         if "up" in self:
             inner = self["up"](self._drop_before(x))
             down = self["down"](activate_plain(inner, None, self.activation))
-            x = x + F.dropout(down, self.dropout_p, self.training)
+            x = x + F.dropout(down, self.dropout_p, trains(self))
         return self["norm"](x) if "norm" in self else x
 
     def last(self, x: Tensor) -> Tensor:
         """The last dropout and layer: the logits for the results of :meth:`transform`."""
-        return self["out"](F.dropout(x, self.dropout_p, self.training and self.spec.dropout_after))
+        return self["out"](F.dropout(x, self.dropout_p, trains(self) and self.spec.dropout_after))
 
     def _drop_before(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout_before_p, self.training and self.spec.dropout_before)
+        return F.dropout(x, self.dropout_before_p, trains(self) and self.spec.dropout_before)
 
     def names(self, prefix: str) -> dict[str, str]:
         """Name of a module in our model (with ``prefix``) → its name in the checkpoint."""

@@ -23,7 +23,7 @@ from fastenc.models.embedding.text_batches import TextBatches, checked_texts
 from fastenc.models.heads.masked_lm import MaskedLM
 from fastenc.models.heads.similarity_losses import flops_loss, ranking_loss
 from fastenc.models.outputs import ModelOutput
-from fastenc.nn.evaluation_mode import evaluation_mode
+from fastenc.nn.evaluation_mode import without_dropout
 from fastenc.nn.gather import rows_of_all
 from fastenc.nn.token_groups import in_groups
 from fastenc.ops import linear_segment_log_sum, linear_segment_max
@@ -166,7 +166,7 @@ class SparseEncoder(MaskedLM):
         show_progress = unless_few(show_progress, number)
         device = next(self.parameters()).device
         rows: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(listed)
-        with evaluation_mode(self), self.encoder.frozen.during_call(self.encoder, calls=number):
+        with without_dropout(), self.encoder.frozen.during_call(self.encoder, calls=number):
             batches = text_batches.of(listed)
             for chosen, batch in progress_bar(
                 batches, "encode", "batch", show_progress, total=number
