@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.models.checkpoint import read_tensor_file
 from fastenc.models.embedding.sentence_files import SentenceSettings
 from fastenc.models.encoder import Encoder
@@ -70,8 +70,7 @@ class StaticModel:
         write_atomically(folder / "tokenizer.json", lambda path: self.tokenizer.save(str(path)))
         module_type = "sentence_transformers.models.StaticEmbedding"
         modules = [{"idx": 0, "name": "0", "path": "", "type": module_type}]
-        text = json.dumps(modules, indent=2)
-        write_atomically(folder / "modules.json", lambda path: path.write_text(text))
+        write_text_atomically(folder / "modules.json", json.dumps(modules, indent=2))
 
     @classmethod
     def load(cls, folder: str | Path) -> "StaticModel":

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import NamedTuple
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically, write_folder
+from fastenc._base.files import write_folder, write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
 from fastenc.data.sentences import tokenize_documents
@@ -120,7 +120,7 @@ def write_store(
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
         # Its extents are those of the old shards.
         shutil.rmtree(folder / "packed", ignore_errors=True)
-    write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / MANIFEST, text)
     return TokenStore(folder)
 
 
@@ -147,8 +147,7 @@ def _check_begun(folder: Path, settings: JsonObject, resume: bool) -> None:
 
 def _begin(folder: Path, settings: JsonObject, tokenizer: TokenizerLike) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(settings, indent=1)
-    write_atomically(folder / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / SETTINGS, json.dumps(settings, indent=1))
     save_tokenizer(tokenizer, folder)
 
 

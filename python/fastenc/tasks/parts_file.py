@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc._base.locks import open_locked
 from fastenc.models import PretrainedModel
 from fastenc.models.checkpoint import dtype_name
@@ -124,8 +124,7 @@ class PartsFile:
             return
         os.fsync(self._file.fileno())
         values = {"settings": self._settings, "items": self.done, "bytes": self._bytes}
-        text = json.dumps(values)
-        write_atomically(self._progress, lambda path: path.write_text(text))
+        write_text_atomically(self._progress, json.dumps(values))
         self._kept, self._kept_at = self.done, time.monotonic()
 
     def _what_is_kept(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc._base.prefetch import prefetch
 from fastenc._base.seeds import derive_seed
 from fastenc.data import BatchSampler, Group
@@ -440,9 +440,7 @@ class Trainer:
             metrics = self.best["metrics"] if self.best else {}
             step = self.best["step"] if self.best else self.step
             text = json.dumps({"step": step, **metrics}, indent=1)
-            write_atomically(
-                self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
-            )
+            write_text_atomically(self.output_dir / checkpoints.METRICS, text)
             about = self.fingerprint, self.summary, metrics, self.titles
             write_card(self.output_dir, model, *about, self.origin, self.held_out)
             self.report.plot(**self._about_curves())

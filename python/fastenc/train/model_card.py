@@ -10,7 +10,7 @@ from typing import cast
 import fastenc
 from fastenc._base import provenance
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc.models import MaskedLM, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 
@@ -85,7 +85,7 @@ def write_card(
         held_out: number of items that the metrics are of.
     """
     text = model_card(folder, model, settings, summary, metrics, titles, origin, held_out)
-    write_atomically(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / NAME, text)
 
 
 def model_card(
