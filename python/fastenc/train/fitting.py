@@ -10,7 +10,7 @@ from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig
-from fastenc.train.model_card import Origin, write_card
+from fastenc.train.model_card import CARD, Origin, model_card
 from fastenc.train.processes import process_state
 
 READ = ("output", "batch_size", "device", "seed")  # the fields of a configuration that count here
@@ -71,9 +71,10 @@ class Fitting:
         titles = self.task.metric_titles(model)
         summary = [f"train: {len(self.train_data):,} items"]
         held_out = None if self.dev is None else len(self.dev)
-        write_card(
+        card = model_card(
             self.output_dir, model, settings, summary, metrics, titles, self.origin, held_out
         )
+        write_text_atomically(self.output_dir / CARD, card)
         if metrics:
             path = self.output_dir / checkpoints.METRICS
             write_text_atomically(path, json.dumps(metrics, indent=1))

@@ -25,7 +25,7 @@ from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.evaluations import Best, Evaluations
 from fastenc.train.interruption import Interruption, TrainingInterrupted
-from fastenc.train.model_card import Origin, write_card
+from fastenc.train.model_card import CARD, Origin, model_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.optimizer_step import CollatedBatch, OptimizerStep
 from fastenc.train.parallel import PARALLEL
@@ -442,7 +442,8 @@ class Trainer:
             text = json.dumps({"step": step, **metrics}, indent=1)
             write_text_atomically(self.output_dir / checkpoints.METRICS, text)
             about = self.fingerprint, self.summary, metrics, self.titles
-            write_card(self.output_dir, model, *about, self.origin, self.held_out)
+            card = model_card(self.output_dir, model, *about, self.origin, self.held_out)
+            write_text_atomically(self.output_dir / CARD, card)
             self.report.plot(**self._about_curves())
         self.accelerator.wait_for_everyone()
 
