@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
+from fastenc._base.files import write_text_atomically
 from fastenc.cli import main
-from fastenc.cli.outputs import write
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, QuestionAnswerer, SentenceEmbedder
 from fastenc.tasks import SpanNer
@@ -210,6 +210,6 @@ def test_a_full_disk_is_named_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     (tmp_path / "metrics.json").write_text("old")
     with pytest.raises(OSError, match=r"No space left on device: '.*metrics.json'"):
-        write(tmp_path / "metrics.json", lambda path: path.write_text("new"))
+        write_text_atomically(tmp_path / "metrics.json", "new")
     assert (tmp_path / "metrics.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]

@@ -20,7 +20,7 @@ from fastenc.data.senses import (
     in_sense_parts,
     read_senses,
 )
-from fastenc.data.writers import json_lines, table_lines
+from fastenc.data.writers import lines_of
 from fastenc.models.embedding.states import resolve_layers
 from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
@@ -204,7 +204,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
                 words = data.sentences[target.sentence]
                 row |= {"sentence": " ".join(words), "index": target.word, "scores": scores}
             rows.append(row)
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+        return lines_of(rows, suffix)
 
     def _layers(self) -> list[int] | None:
         if self.word_layers is None:
