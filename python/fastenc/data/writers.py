@@ -26,7 +26,7 @@ def check_cells(texts: Iterable[str]) -> None:
             )
 
 
-def json_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def json_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
     """A JSON object for each row."""
     return (json.dumps(row, ensure_ascii=False) for row in rows)
 

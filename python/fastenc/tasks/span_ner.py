@@ -29,7 +29,7 @@ from fastenc.packing import ModelArguments
 from fastenc.tasks.base import Task
 from fastenc.tasks.inference import Fill, run_model
 from fastenc.tasks.metrics import entity_metrics
-from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
+from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 from fastenc.tasks.summary import count_labels
 from fastenc.text.tags import Span
@@ -132,7 +132,7 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
         )
         return {
             CLASSES: entity_figures(data.entities, predicted_entities),
-            MISTAKES: mistakes(wrong),
+            MISTAKES: json_lines(wrong),
         }
 
     def describe_labels(self, data: EntityData) -> str:
