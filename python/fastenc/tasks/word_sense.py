@@ -172,18 +172,6 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
                 predictions[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
         return [predictions[index] for index in range(len(data.targets))]
 
-    def measure(
-        self,
-        model: WordSenseModel,
-        data: SenseData,
-        examples: Sequence[SenseExample],
-        *arguments: Any,
-        **options: Any,
-    ) -> tuple[dict[str, float], Sequence[SensePrediction]]:
-        metrics, predictions = super().measure(model, data, examples, *arguments, **options)
-        del metrics["loss"]  # the model has no loss; run returns 0
-        return metrics, predictions
-
     def score(
         self, model: WordSenseModel, data: SenseData, predictions: Sequence[SensePrediction]
     ) -> dict[str, float]:
