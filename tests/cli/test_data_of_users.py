@@ -166,7 +166,7 @@ def test_a_cut_file_of_questions_is_named_by_every_command(base, tmp_path, capsy
         ("evaluate", tmp_path / "qa", cut),
         ("predict", tmp_path / "qa", cut, "-o", tmp_path / "answers.json"),
     ):
-        assert "squad.json.gz: damaged or not gzip" in failure(capsys, *command)
+        assert "squad.json.gz, after line 0: damaged or not gzip" in failure(capsys, *command)
 
 
 def test_a_folder_without_a_head_is_named(tmp_path, capsys):
