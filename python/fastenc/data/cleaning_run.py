@@ -14,6 +14,7 @@ from datatrove.utils.logging import logger
 
 from fastenc._base.files import write_text_atomically
 from fastenc._base.locks import open_locked
+from fastenc._base.resumption import check_begun_with
 from fastenc.data.cleaning import Stage
 from fastenc.data.cleaning_steps import TextWriter
 
@@ -107,12 +108,7 @@ def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
                 f"{work} holds a cleaning run that did not finish: continue it with resume=True, or remove the folder"
             )
         begun = json.loads(record.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if begun[name] != value:
-                raise ValueError(
-                    f"{work} was begun with {name}={begun[name]!r}, got {value!r}: use the same value, or remove the "
-                    "folder"
-                )
+        check_begun_with(begun, settings, work, "remove the folder")
     write_text_atomically(record, json.dumps(settings))
 
 

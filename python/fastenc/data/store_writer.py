@@ -17,6 +17,7 @@ from fastenc._base.extras import require
 from fastenc._base.files import write_folder, write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
+from fastenc._base.resumption import check_begun_with
 from fastenc.data.sentences import tokenize_documents
 from fastenc.data.store import (
     FORMAT,
@@ -137,12 +138,7 @@ def _check_begun(folder: Path, settings: JsonObject, resume: bool) -> None:
             f"{folder} must be empty, got a store: continue it with resume=True, or give another output"
         )
     begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    for name, value in settings.items():
-        if begun.get(name) != value:
-            raise ValueError(
-                f"{folder} was begun with {name}={begun.get(name)!r}, got {value!r}: use the same value, or give "
-                "another output"
-            )
+    check_begun_with(begun, settings, folder, "give another output")
 
 
 def _begin(folder: Path, settings: JsonObject, tokenizer: TokenizerLike) -> None:
