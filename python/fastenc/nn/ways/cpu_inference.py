@@ -18,6 +18,8 @@ from fastenc.nn.layer_call import (
     LAYER_VECTORS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
+    SORTED_QKV,
     VALUE_NORMS,
     LayerCall,
 )
@@ -52,9 +54,9 @@ MIN_ROWS_PER_THREAD = 16
 # Threads take whole sequences. Their work is even only if a thread has at least this many of the longest ones.
 MIN_SEQUENCES_PER_THREAD = 4
 # The features of a call that these ops compute.
-TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads", "rotates_neighbours"}
+TAKES = (
+    PLAIN_LAYERS
+    | SORTED_QKV
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -66,7 +68,6 @@ TAKES = frozenset(
     | KEY_BIAS
     | OUTPUT_TOKENS
     | {"cross_norm", "cross", "source", "cache"}
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
 

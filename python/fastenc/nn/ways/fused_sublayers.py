@@ -15,12 +15,15 @@ from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
+    DROPOUTS,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     JOINT_HEAD_NORMS,
     KEY_BIAS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
+    SORTED_QKV,
     LayerCall,
 )
 from fastenc.nn.layer_inputs import LayerState
@@ -37,9 +40,10 @@ from fastenc.packing import check_cu_seqlens
 
 WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than the plain one
 # The features of a call that these nodes compute.
-TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads", "rotates_neighbours"}
+TAKES = (
+    PLAIN_LAYERS
+    | SORTED_QKV
+    | DROPOUTS
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -49,8 +53,6 @@ TAKES = frozenset(
     | KEY_BIAS
     | OUTPUT_TOKENS
     | CROSS_ATTENTION
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
 
