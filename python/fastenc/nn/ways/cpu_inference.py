@@ -76,12 +76,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     x, weights = layer_call.state.x, layer_call.weights
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
-    if torch.is_grad_enabled():
-        return "gradients are on"
-    if in_forward_mode():
-        return "forward-mode differentiation is on"
-    if dispatch.autocast_dtype(x.device.type):
-        return "autocast is on"
+    if (reason := mode_reason(x)) is not None:
+        return reason
     # Frozen weights were asked before they were packed.
     reason = None if layer_call.prepared.packed else weights_reason(weights, layer_call.spec)
     if reason is None and not has_few_rows(x) and not multiplies_pairs(weights):
@@ -92,6 +88,15 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         dtype = weights.down_weight.dtype
         return f"its input must be {dtype} on the CPU like its weights, got {x.dtype} on {x.device.type}"
     return None
+
+
+def mode_reason(x: Tensor) -> str | None:
+    """Why no layer can run without gradients in the current mode (gradients, autocast), or None."""
+    if torch.is_grad_enabled():
+        return "gradients are on"
+    if in_forward_mode():
+        return "forward-mode differentiation is on"
+    return "autocast is on" if dispatch.autocast_dtype(x.device.type) else None
 
 
 def has_few_rows(x: Tensor) -> bool:
