@@ -86,8 +86,7 @@ def _held_cache(
 
 def _is_next_token(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> bool:
     """Whether the call asks for the next token's state of targets of equal lengths, and for nothing else."""
-    given = {name for name, value in arguments.items() if value is not None and value is not False}
-    if given - TAKEN or torch.is_grad_enabled() or decoder.training:
+    if base_model.given_names(arguments) - TAKEN or torch.is_grad_enabled() or decoder.training:
         return False
     switches = ("output_attentions", "output_hidden_states")
     if any(base_model.switch(decoder, arguments, name) for name in switches):
