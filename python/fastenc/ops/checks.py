@@ -55,6 +55,14 @@ def check_floating(op: str, x: Tensor) -> None:
         )
 
 
+def check_qkv(op: str, qkv: Tensor) -> None:
+    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
+        raise ValueError(
+            f"{op}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
+            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
+        )
+
+
 def check_dropout(op: str, dropout_p: float) -> None:
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"{op}: dropout_p must be in [0, 1), got {dropout_p}")

@@ -38,7 +38,6 @@ from fastenc.ops.attention import WIDEST, triton_limit
 from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import check_cu_seqlens
 
-WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than the plain one
 # The features of a call that these nodes compute.
 TAKES = (
     PLAIN_LAYERS
@@ -87,7 +86,7 @@ def mode_reason() -> str | None:
 def _shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
     """Why a layer of this description cannot run as fused autograd nodes, or None. op: that of its attention."""
     head_dim = spec.attention.head_dim
-    widest = WIDEST if op == "attention" else WIDEST_OTHERS
+    widest = WIDEST if op == "attention" else dispatch.WIDEST_HEAD
     if head_dim % 16 or head_dim > widest:
         return f"head_dim must be a multiple of 16 up to {widest}, it is {head_dim}"
     if x.device.type != "cpu" and (reason := triton_limit(head_dim, x.dtype)):
