@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fastenc.ops.dispatch import autocast_dtype
+
 
 def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
     """A weight or bias: floating point (size of x's last dimension,), on x's device; None passes."""
@@ -121,7 +123,8 @@ def mask_rng_state(op: str, rng_state: Tensor | None, dropout_p: float, x: Tenso
 def check_vocabulary_layer(
     op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, prefix: str = ""
 ) -> None:
-    """Raise ValueError unless weight and bias map hidden (rows, width) to a vocabulary, on its device."""
+    """Raise ValueError unless weight and bias map hidden (rows, width) to a vocabulary, on its device and in its dtype.
+    Under autocast, which casts all of them, the dtypes may differ."""
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
         raise ValueError(
             f"{op}: {prefix}weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
@@ -130,6 +133,13 @@ def check_vocabulary_layer(
         raise ValueError(
             f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
         )
+    casts = autocast_dtype(hidden.device.type) is not None
     for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None:
-            check_device(op, prefix + name, value, hidden)
+        if value is None:
+            continue
+        check_device(op, prefix + name, value, hidden)
+        if value.dtype != hidden.dtype and not casts:
+            raise ValueError(
+                f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of "
+                "them"
+            )
