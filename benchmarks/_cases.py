@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 AGAIN = 75  # exit code: this process cannot run another case
 Case = tuple[str, Callable[[], dict[str, Any]]]
@@ -29,8 +29,7 @@ class Report:
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
 
     def write(self) -> None:
-        text = json.dumps(self.content, indent=1)
-        write_atomically(self.path, lambda temporary: temporary.write_text(text))
+        write_text_atomically(self.path, json.dumps(self.content, indent=1))
 
     def section(self, name: str) -> dict[str, Any]:
         return self.content.setdefault(name, {"cases": {}, "seconds": 0.0, "running": None})

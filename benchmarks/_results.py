@@ -16,7 +16,7 @@ import torch
 from fastenc.kernels import launch
 
 from benchmarks._device import DEVICE, ceilings, folder_of_device, machine
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 RESULTS = Path(os.environ.get("FASTENC_RESULTS", Path(__file__).parent / "results"))
 # benchmarks/gpu_parts.sh sets these: the time (seconds since 1970) at which it ends the stage, and whether to keep the
@@ -141,8 +141,7 @@ def _joined(before: dict, now: dict) -> dict:
 def _save(name: str, content: dict) -> Path:
     path = _path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_text_atomically(path, json.dumps(content, indent=1) + "\n")
     return path
 
 

@@ -38,7 +38,7 @@ from benchmarks._compare_ops import TOLERANCES
 from benchmarks._device import DEVICE, ON_GPU, machine
 from benchmarks._results import UNFINISHED
 from benchmarks._tuning import Problem
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc.profiling.timing import KernelTimer, synchronize
 
 GAIN = 0.98  # of the rule's time: a smaller gain is noise
@@ -277,7 +277,7 @@ class Tuner:
         ordered = sorted(self.entries.values(), key=lambda e: (e["op"], json.dumps(e["key"])))
         text = json.dumps({"machine": machine(), "entries": ordered}, indent=1) + "\n"
         self.path.parent.mkdir(exist_ok=True)
-        write_atomically(self.path, lambda temporary: temporary.write_text(text))
+        write_text_atomically(self.path, text)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> attend_in_decoder(
   LayerNormForward norm =
       norm_in_place(terms, hidden, rms, normalised, residual_rows, pre_norm ? before_rows : nullptr);
   norm.x_bias = vector(of_out, attention_out_bias, hidden);
-  FASTENC_CALL(layer_norm_forward, norm, false, 0, rows, thread_scratch(4 * ((hidden + 127) / 128 * 128)));
+  FASTENC_CALL(layer_norm_forward, norm, false, 0, rows, thread_scratch(layer_norm_forward_scratch(hidden)));
 
   multiply(op, normalised, rows, query, vector(of_query, query_bias, width), hidden, width, projected);
   a.q = {projected, width, head_dim};

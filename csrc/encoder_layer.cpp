@@ -30,7 +30,7 @@ int64_t layer_after_attention_scratch(const LayerAfterAttention& l, int64_t rows
   const int64_t blocks = 1 + l.pre_norm + (l.bf16 ? 2 : 0), inner = l.pairs ? kTileInnerColumns : kInnerColumns;
   const int64_t operands =
       l.pairs ? tile_rows_floats(rows, std::max(hidden, l.attention_out.depth)) + tile_rows_floats(rows, inner) : 0;
-  return rows * (blocks * hidden + (l.gated ? 2 : 1) * inner) + operands + 2 * ((hidden + 127) / 128 * 128);
+  return rows * (blocks * hidden + (l.gated ? 2 : 1) * inner) + operands + layer_norm_forward_scratch(hidden);
 }
 
 namespace {

@@ -102,7 +102,7 @@ void layer_after_attention_few_rows(
   auto normalise = [&](float* block, const float* added, float* sum, const LayerNormTerms& terms) {
     const LayerNormForward norm = norm_in_place(terms, hidden, layer.rms, block, added, sum);
     torch::stable::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
-      float* scratch = thread_scratch(2 * ((hidden + 127) / 128 * 128));
+      float* scratch = thread_scratch(layer_norm_forward_scratch(hidden));
       FASTENC_CALL(layer_norm_forward, norm, false, begin, end, scratch);
     });
   };

@@ -150,7 +150,7 @@ void normalise(
     int64_t last) {
   const int64_t width = l.down.columns;
   const LayerNormForward norm = norm_in_place(terms, width, l.rms, block, added, sum);
-  FASTENC_CALL(layer_norm_forward, norm, false, first, last, thread_scratch(2 * ((width + 127) / 128 * 128)));
+  FASTENC_CALL(layer_norm_forward, norm, false, first, last, thread_scratch(layer_norm_forward_scratch(width)));
 }
 
 // The same, and quantised; in steps that stay in the first cache.

@@ -5,8 +5,6 @@
 namespace fastenc {
 namespace {
 
-int64_t scratch_size(int64_t width) { return 4 * ((width + 127) / 128 * 128); }
-
 // Returns (y, h, mean, rstd). h is empty where it would equal x. h, mean and rstd are empty unless `save`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     Tensor x, std::optional<Tensor> residual, std::optional<Tensor> x_bias, std::optional<Tensor> weight,
@@ -36,7 +34,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
   a.rms = rms;
   a.dropout = make_dropout(dropout_p, rng_state);
   torch::stable::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(scratch_size(width));
+    std::vector<float> scratch(layer_norm_forward_scratch(width));
     FASTENC_CALL(layer_norm_forward, a, bf16, begin, end, scratch.data());
   });
   return {y, h, mean, rstd};
@@ -71,7 +69,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   ColumnSums dweight(blocks, wants_affine ? width : 0), dbias(blocks, wants_affine ? width : 0);
   ColumnSums dx_bias(blocks, wants_x_bias ? width : 0);
   torch::stable::parallel_for(0, blocks.count, 1, [&](int64_t first, int64_t last) {
-    std::vector<float> scratch(scratch_size(width));
+    std::vector<float> scratch(layer_norm_backward_scratch(width));
     for (int64_t block = first; block < last; ++block) {
       LayerNormBackward a = common;
       a.dweight = dweight.of(block);

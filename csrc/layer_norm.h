@@ -42,7 +42,12 @@ struct LayerNormBackward {
   Dropout dropout;
 };
 
-// Rows [begin, end); scratch holds 4 * (width rounded up to 128) floats.
+// Floats of scratch: the row that is normalised and its dropout scales; the dropout scales of four rows. Static, as
+// norm_in_place is (encoder_layer.h).
+static inline int64_t layer_norm_forward_scratch(int64_t width) { return 2 * ((width + 127) / 128 * 128); }
+static inline int64_t layer_norm_backward_scratch(int64_t width) { return 2 * layer_norm_forward_scratch(width); }
+
+// Rows [begin, end).
 FASTENC_FOR_EACH_ISA(
     void layer_norm_forward(const LayerNormForward&, bool bf16, int64_t begin, int64_t end, float* scratch);
     void layer_norm_backward(const LayerNormBackward&, bool bf16, int64_t begin, int64_t end, float* scratch);)

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks._cases import Case
 from benchmarks._device import ON_GPU
 from benchmarks.gpu_quick.problems import Size
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 LIMIT = 120
 SOURCE = "FASTENC_VISIT_TEXT"  # a file of texts, instead of the installed packages' docstrings
@@ -48,7 +48,7 @@ def texts(path: Path) -> Path:
                 break
         random.Random(0).shuffle(passages)
         text = "\n\n".join(dict.fromkeys(passages)) + "\n"
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text_atomically(path, text)
     return path
 
 

@@ -280,7 +280,7 @@ OTHERS = {
         "Pretraining `--from` a checkpoint without the objective's head, such as `span` from a masked LM.",
         "None, if that is the checkpoint that you mean.",
     ),
-    "…, … has no tokens…. It is read as the unknown token. Remove such words if they are a mistake": (
+    "… has no tokens…. It is read as the unknown token. Remove such words if they are a mistake": (
         "The tokenizer removes a word of a labelled file, such as a zero-width joiner that stands alone.",
         "Remove the word, or leave it.",
     ),

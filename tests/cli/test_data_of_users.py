@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
+from fastenc._base.files import write_text_atomically
 from fastenc.cli import main
-from fastenc.cli.outputs import write
 from fastenc.demo.checkpoint import minilm_folder
 from fastenc.models import Encoder, QuestionAnswerer, SentenceEmbedder
 from fastenc.tasks import SpanNer
@@ -166,7 +166,7 @@ def test_a_cut_file_of_questions_is_named_by_every_command(base, tmp_path, capsy
         ("evaluate", tmp_path / "qa", cut),
         ("predict", tmp_path / "qa", cut, "-o", tmp_path / "answers.json"),
     ):
-        assert "squad.json.gz: damaged or not gzip" in failure(capsys, *command)
+        assert "squad.json.gz, after line 0: damaged or not gzip" in failure(capsys, *command)
 
 
 def test_a_folder_without_a_head_is_named(tmp_path, capsys):
@@ -222,6 +222,6 @@ def test_a_full_disk_is_named_with_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     (tmp_path / "metrics.json").write_text("old")
     with pytest.raises(OSError, match=r"No space left on device: '.*metrics.json'"):
-        write(tmp_path / "metrics.json", lambda path: path.write_text("new"))
+        write_text_atomically(tmp_path / "metrics.json", "new")
     assert (tmp_path / "metrics.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]

@@ -90,6 +90,8 @@ def test_what_is_refused(tmp_path, conll2003):
         read_words(tmp_path / "d")
     with pytest.raises(ValueError, match=r"row 0: the tag 'B-PER' of the word 'Ann' is not one of"):
         read_tagged(conll2003, label_names=["O", "B-LOC", "I-LOC"])
+    with pytest.raises(ValueError, match=r"row 0: the type 'PER' of 'Ann' is not one of"):
+        read_entities(conll2003, label_names=["LOC"])
 
 
 def test_names_on_the_hub_reach_datasets(monkeypatch, conll2003):

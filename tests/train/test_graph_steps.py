@@ -14,7 +14,7 @@ from tests.helpers.training_run import build, build_objective, weights
 @pytest.fixture
 def recorder(monkeypatch):
     repeat = Repeat()
-    monkeypatch.setattr(optimizer_step, "training_recorder", lambda device: repeat)
+    monkeypatch.setattr(optimizer_step, "graph_recorder", lambda device, what: repeat)
     return repeat
 
 

@@ -34,6 +34,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a text in UTF-8, as :func:`write_atomically` writes."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def _refusal_in(error: BaseException, path: Path) -> OSError | None:
     """The operating system's error that tokenizers and safetensors, which are in Rust, report as text."""
     number = re.search(r"\(os error (\d+)\)", str(error))

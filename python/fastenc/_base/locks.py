@@ -1,6 +1,7 @@
 """Locks of files, so that two processes do not write the same one."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 from weakref import WeakSet
@@ -39,9 +40,10 @@ def open_locked(path: Path) -> IO[bytes]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another process may have renamed or removed the file after it was opened here and before it was locked.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                _locked_files.add(file)
-                return file
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    _locked_files.add(file)
+                    return file
         except BaseException:
             file.close()
             raise

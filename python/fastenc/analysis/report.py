@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.analysis.figures import Figure
 
 STYLE = """
@@ -71,7 +71,7 @@ def write_report(
         f"<style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>"
         f"<dl>{listed}</dl>\n{''.join(sections)}</body></html>\n"
     )
-    write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    write_text_atomically(path, page)
 
 
 def named(drawing: str, name: str) -> str:

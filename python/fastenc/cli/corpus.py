@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc.cli.options import Command
 from fastenc.cli.outputs import make_writable
@@ -141,9 +141,7 @@ class Tokens(Command):
             for name, counts_of in results.items()
         }
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(
-            output / "tokens.json", lambda path: path.write_text(text, encoding="utf-8")
-        )
+        write_text_atomically(output / "tokens.json", text)
         _print_fertility(results, list(documents))
         print(f"tokens.json and tokens.png in {output}")
 

@@ -5,18 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fastenc._base.extras import require
+from fastenc._base.files import write_atomically
 from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.encoders import load_encoder, with_finite_weights
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
+from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named
 from fastenc.data.columns import iterate_words
 from fastenc.data.readers import in_parts, read_inputs
 from fastenc.data.writers import json_lines
 from fastenc.models import Encoder, SparseEncoder
 from fastenc.packing import check_batch_size
 from fastenc.tasks.embedding_file import embed_file
-from fastenc.tasks.embedding_format import OUTPUTS
+from fastenc.tasks.embedding_format import OUTPUTS, write_array
 from fastenc.tasks.shared_options import QUOTING
 
 # Options that have no effect on the vectors of the other kind.
@@ -191,12 +192,12 @@ class Embed(Command):
                     )
                     file.writelines(f"{line}\n" for line in json_lines(rows))
 
-        write(self.output, save)
+        write_atomically(self.output, save)
         print(f"weights of {len(texts)} texts in {self.output}")
 
     def _embed_words(self) -> None:
         check_output(self.output, (".npy",), self.inputs)
-        numpy = require("numpy", extra="train")
+        require("numpy", extra="train")  # before the file is read
         sentences = _Sentences(self.inputs)
         dtype, device = checked_dtype(self.dtype), device_named(self.device, self.dtype)
         model = with_finite_weights(
@@ -211,12 +212,7 @@ class Embed(Command):
             out=self.output,
         )
         offsets = self.output.with_suffix(".offsets.npy")
-
-        def save(path: Path) -> None:
-            with open(path, "wb") as file:
-                numpy.save(file, vectors.offsets.numpy())
-
-        write(offsets, save)
+        write_atomically(offsets, lambda path: write_array(path, vectors.offsets))
         count, width = vectors.vectors.shape
         print(f"{count} word vectors of {width} numbers in {self.output}, offsets in {offsets}")
 

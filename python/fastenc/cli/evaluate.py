@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastenc._base.files import write_text_atomically
 from fastenc._base.options import argument, option, options_listed_by
 from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
@@ -16,7 +17,7 @@ from fastenc.cli.outputs import (
     device_named,
     format_metrics,
     make_writable,
-    write,
+    write_lines,
 )
 from fastenc.cli.task_options import all_task_options
 from fastenc.packing import check_batch_size
@@ -68,11 +69,10 @@ class Evaluate(Command):
             model, data, examples, self.batch_size, show_progress=None
         )
         if self.output is not None:
-            write(self.output, lambda path: path.write_text(json.dumps(metrics, indent=1)))
+            write_text_atomically(self.output, json.dumps(metrics, indent=1))
         if self.report is not None:
             files = task.report(model, data, predictions)
             for name, lines in files.items():
-                text = "".join(f"{line}\n" for line in lines)
-                write(self.report / name, lambda path, text=text: path.write_text(text, "utf-8"))
+                write_lines(self.report / name, lines)
             print(f"{', '.join(files)} in {self.report}")
         print(format_metrics(metrics, task.metric_titles(model)))

@@ -9,10 +9,17 @@ from typing import Any
 from fastenc._base.options import REQUIRED, argument, group, option
 from fastenc.cli.encoders import load_encoder, with_finite_weights
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
+from fastenc.cli.outputs import (
+    DEVICE,
+    DTYPE,
+    check_output,
+    checked_dtype,
+    device_named,
+    write_lines,
+)
 from fastenc.data.pairs import iterate_pairs
 from fastenc.data.readers import read_inputs
-from fastenc.data.writers import check_cells, json_lines, table_lines
+from fastenc.data.writers import check_cells, lines_of
 from fastenc.tasks.mining import Mined, Mining, mine_hard_negatives
 from fastenc.tasks.reranker import Reranker
 from fastenc.tasks.shared_options import QUOTING
@@ -107,9 +114,7 @@ class Mine(Command):
             batch_size=self.batch_size,
         )
         rows = [*(_lists(mined) if self.write_as == "lists" else self._triplets(mined))]
-        lines = table_lines(rows) if self.output.suffix == ".tsv" else json_lines(rows)
-        text = "".join(f"{line}\n" for line in lines)
-        write(self.output, lambda path: path.write_text(text, encoding="utf-8"))
+        write_lines(self.output, lines_of(rows, self.output.suffix))
         number = sum(len(each.negatives) for each in mined)
         wanted = self.mining.num_negatives * len(mined)
         print(f"{self.output}: {number:,} of {wanted:,} negatives for {len(mined):,} queries")

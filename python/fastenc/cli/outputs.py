@@ -1,11 +1,12 @@
 """The devices, output files and printed metrics of commands."""
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from fastenc._base.files import check_not_input, write_atomically
+from fastenc._base.files import check_not_input, write_text_atomically
 
 DEVICE = "cpu or cuda. Default: a GPU if there is one."
 DTYPE = (
@@ -70,10 +71,9 @@ def make_writable(folder: Path) -> None:
         raise
 
 
-def write(output: Path, writer) -> None:
-    """Call ``writer`` with a temporary path, which then replaces ``output``. Its folder is made if needed."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, writer)
+def write_lines(output: Path, lines: Iterable[str]) -> None:
+    """Write lines, whose file then replaces ``output``."""
+    write_text_atomically(output, "".join(f"{line}\n" for line in lines))
 
 
 def format_metrics(metrics: dict[str, float], titles: dict[str, str] | None = None) -> str:

@@ -10,13 +10,18 @@ from fastenc._base.options import REQUIRED, argument, option
 from fastenc._base.progress import progress_bar
 from fastenc.cli.encoders import with_finite_weights
 from fastenc.cli.options import Command
-from fastenc.cli.outputs import DEVICE, DTYPE, check_output, checked_dtype, device_named, write
+from fastenc.cli.outputs import (
+    DEVICE,
+    DTYPE,
+    check_output,
+    checked_dtype,
+    device_named,
+    write_lines,
+)
 from fastenc.data.readers import read_inputs
-from fastenc.data.writers import check_cells, json_lines, table_lines
+from fastenc.data.writers import check_cells, lines_of
 from fastenc.tasks.reranker import Reranker
 from fastenc.tasks.shared_options import QUOTING
-
-LINES = {".tsv": table_lines, ".jsonl": json_lines}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +58,7 @@ class Rerank(Command):
     quoting: str | None = option(None, QUOTING)
 
     def run(self) -> None:
-        check_output(self.output, tuple(LINES), self.queries, self.documents)
+        check_output(self.output, (".tsv", ".jsonl"), self.queries, self.documents)
         for name in ("top_k", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
@@ -65,8 +70,7 @@ class Rerank(Command):
         reranker = Reranker.from_pretrained(self.model, dtype=dtype, max_length=self.max_length)
         with_finite_weights(reranker.model.to(device), self.model)
         rows = [*self._rows(reranker, queries, documents)]
-        text = "".join(f"{line}\n" for line in LINES[self.output.suffix](rows))
-        write(self.output, lambda path: path.write_text(text, encoding="utf-8"))
+        write_lines(self.output, lines_of(rows, self.output.suffix))
         print(f"{self.output}: {len(rows)} of {len(queries) * len(documents)} pairs")
 
     def _rows(

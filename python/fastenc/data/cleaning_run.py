@@ -12,8 +12,9 @@ from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.filters.regex_filter import RegexFilter
 from datatrove.utils.logging import logger
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc._base.locks import open_locked
+from fastenc._base.resumption import check_begun_with
 from fastenc.data.cleaning import Stage
 from fastenc.data.cleaning_steps import TextWriter
 
@@ -66,8 +67,7 @@ def _run(stages: Sequence[Stage], output: Path, work: Path, processes: int) -> d
             f"none of {report['documents']['read']:,} documents was kept ({reasons}): look at the texts, or take "
             "fewer steps"
         )
-    text = json.dumps(report, indent=1) + "\n"
-    write_atomically(output / "report.json", lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(output / "report.json", json.dumps(report, indent=1) + "\n")
     shutil.rmtree(work)
     return report
 
@@ -108,14 +108,8 @@ def _begin(work: Path, settings: Mapping[str, object], resume: bool) -> None:
                 f"{work} holds a cleaning run that did not finish: continue it with resume=True, or remove the folder"
             )
         begun = json.loads(record.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if begun[name] != value:
-                raise ValueError(
-                    f"{work} was begun with {name}={begun[name]!r}, got {value!r}: use the same value, or remove the "
-                    "folder"
-                )
-    text = json.dumps(settings)
-    write_atomically(record, lambda path: path.write_text(text, encoding="utf-8"))
+        check_begun_with(begun, settings, work, "remove the folder")
+    write_text_atomically(record, json.dumps(settings))
 
 
 def _report(stages: Sequence[Stage]) -> dict[str, Any]:

@@ -122,14 +122,14 @@ def check_tags(data: TaggedData, label_names: Sequence[str]) -> None:
     for each in data.sentences:
         if len(each.tags) != len(each.words):
             raise ValueError(
-                f"{data.path}, line {each.lines[0] if each.lines else 1}: {len(each.tags)} tags for the "
+                f"{place_of(data.path, each.lines[0] if each.lines else 1)}: {len(each.tags)} tags for the "
                 f"{len(each.words)} words {each.text[:60]!r}: give one tag a word"
             )
         for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
             if tag not in known:
                 raise ValueError(
-                    f"{_where(data.path, line)}: the tag {tag!r} of the word {word!r} is not one of the training set's "
-                    f"{list(label_names)}: correct it, or add sentences with it to the training set"
+                    f"{place_of(data.path, line)}: the tag {tag!r} of the word {word!r} is not one of the training "
+                    f"set's {list(label_names)}: correct it, or add sentences with it to the training set"
                 )
 
 
@@ -164,7 +164,7 @@ def _first_other_tag(path: str | Path, sentences: Sequence[Sentence]) -> str | N
     for each in sentences:
         for word, tag, line in zip(each.words, each.tags, each.lines, strict=True):
             if tag in others:
-                return f"{_where(path, line)}: the tag {tag!r} of the word {word!r}"
+                return f"{place_of(path, line)}: the tag {tag!r} of the word {word!r}"
     return None
 
 
@@ -234,8 +234,8 @@ def sentence_rows(path: str | Path) -> Iterator[Rows]:
     return rows_of_words(path) if names_data_set(path) else numbered_blocks(path)
 
 
-def _where(path: str | Path, number: int) -> str:
-    """A place in a file or a data set, for error messages."""
+def place_of(path: str | Path, number: int) -> str:
+    """The line of a file, or the row of a data set, for messages."""
     is_from_python = path == TaggedData.path
     unit = "row" if names_data_set(path) and not is_from_python else "line"
     return f"{path}, {unit} {number}"
@@ -290,7 +290,7 @@ def _columns(
         tag = CONLLU_TAG if file_type_of(path) == ".conllu" else len(cells)
     if word == tag:
         raise ValueError(
-            f"{_where(path, number)}: words and tags must be in two columns, got column {word} of {len(cells)} for "
+            f"{place_of(path, number)}: words and tags must be in two columns, got column {word} of {len(cells)} for "
             "both: give a file with a word and its tag on each line, or give word_column and tag_column other "
             "numbers"
         )
@@ -309,7 +309,7 @@ def _words(path: str | Path, rows: Rows, column: int) -> list[str]:
     if file_type_of(path) == ".tsv" and len(words) > 3 and 2 * len(spaced) >= len(words):
         number, text = rows[spaced[0]][0], words[spaced[0]]
         raise ValueError(
-            f"{_where(path, number)}: column {column} must hold one word on each line, got the text {text[:60]!r}: "
+            f"{place_of(path, number)}: column {column} must hold one word on each line, got the text {text[:60]!r}: "
             "give words (in a .conll file if they contain spaces), or texts to predict for as .txt"
         )
     return words
@@ -319,13 +319,13 @@ def _cells(path: str | Path, rows: Rows, column: int, what: str) -> list[str]:
     number, cells = rows[0]
     if not 1 <= column <= len(cells):
         raise ValueError(
-            f"{_where(path, number)}: {what}_column must be from 1 to {len(cells)}, the number of columns here, "
+            f"{place_of(path, number)}: {what}_column must be from 1 to {len(cells)}, the number of columns here, "
             f"got {column}: give one of them"
         )
     for number, cells in rows:
         if not cells[column - 1]:
             raise ValueError(
-                f"{_where(path, number)}: column {column} must hold a {what}, got nothing: fill it in, or leave the "
+                f"{place_of(path, number)}: column {column} must hold a {what}, got nothing: fill it in, or leave the "
                 "whole line empty to end the sentence"
             )
     return [cells[column - 1] for _, cells in rows]

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastenc.data.columns import Sentence, iterate_words, read_tagged, sentence, sentence_rows
+from fastenc.data.columns import (
+    Sentence,
+    iterate_words,
+    place_of,
+    read_tagged,
+    sentence,
+    sentence_rows,
+)
 from fastenc.data.rows import file_type_of, numbered_rows
 from fastenc.text.tags import Span, scheme_of, spans
 
@@ -75,7 +82,7 @@ def read_entities(
         for entity in row:
             if entity.type not in names:
                 raise ValueError(
-                    f"{path}, line {each.lines[entity.first]}: the type {entity.type!r} of {shown(each, entity)} is "
+                    f"{place_of(path, each.lines[entity.first])}: the type {entity.type!r} of {shown(each, entity)} is "
                     f"not one of the training set's {list(names)}: correct it, or add sentences with it to the "
                     "training set"
                 )

@@ -1,14 +1,17 @@
 """Extractive question answering: reads SQuAD's files and cuts contexts into windows of tokens."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fastenc._base.progress import progress_bar
-from fastenc.data.rows import check_whole_characters, numbered_rows
+from fastenc.data.rows import (
+    check_whole_characters,
+    file_type_of,
+    numbered_lines,
+    numbered_rows,
+)
 from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.tokenizers import without_limits
 from fastenc.text.windows import owned
@@ -67,9 +70,8 @@ def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
         context without text, an answer that is not in its context, and an id that occurs twice.
     """
     path = Path(path)
-    names = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    is_squad = bool(names) and names[-1] == ".json"
-    rows = _squad_rows(path, answers) if is_squad else _table_rows(path, answers)
+    rows_of = _squad_rows if file_type_of(path) == ".json" else _table_rows
+    rows = rows_of(path, answers)
     questions, seen = [], set()
     for where, question in rows:
         if question.id in seen:
@@ -193,14 +195,9 @@ def _labels(answer: tuple[int, int] | None, begin: int, stop: int, first: int) -
 
 
 def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file: check the path")
+    text = "\n".join(line for _, line in numbered_lines(path))
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(
-            path, "rt", encoding="utf-8-sig"
-        ) as file:
-            articles = json.load(file)["data"]
-        for article in articles:
+        for article in json.loads(text)["data"]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
                     spans = row["answers"] if answers else []
@@ -210,8 +207,6 @@ def _squad_rows(path: Path, answers: bool) -> Iterator[tuple[str, Question]]:
                         f"{path}, question {name!r}",
                         Question(name, row["question"], paragraph["context"], known),
                     )
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: damaged or not gzip ({error}): copy the file again") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not SQuAD's JSON, data / paragraphs / qas ({type(error).__name__}: {error}): "

@@ -12,13 +12,12 @@ from fastenc._base.progress import progress_bar
 from fastenc.data.columns import numbered_blocks
 from fastenc.data.readers import text_of
 from fastenc.data.rows import TABLES, file_type_of, numbered_lines, numbered_rows
-from fastenc.data.words import check_room
+from fastenc.data.words import SENTENCES_AT_ONCE, check_room
 from fastenc.packing import ModelArguments, pack_sequences
 from fastenc.text.special_tokens import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.tokenizers import ids_and_starts, tokenizer_for_words
 
-SENTENCES_AT_ONCE = 1000  # number of sentences in a call of the tokenizer
 TABLE_COLUMNS = ("word", "index", "sentence")
 WORD, LEMMA, POS = 0, 1, 2  # columns of an all-words file
 UNTAGGED = ("-", "_", "")  # cells that mean "no sense" or "no lemma"

@@ -14,9 +14,10 @@ from threading import Thread
 from typing import NamedTuple
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically, write_folder
+from fastenc._base.files import write_folder, write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar
+from fastenc._base.resumption import check_begun_with
 from fastenc.data.sentences import tokenize_documents
 from fastenc.data.store import (
     FORMAT,
@@ -120,7 +121,7 @@ def write_store(
     if not (manifest.is_file() and manifest.read_text(encoding="utf-8") == text):
         # Its extents are those of the old shards.
         shutil.rmtree(folder / "packed", ignore_errors=True)
-    write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / MANIFEST, text)
     return TokenStore(folder)
 
 
@@ -137,18 +138,12 @@ def _check_begun(folder: Path, settings: JsonObject, resume: bool) -> None:
             f"{folder} must be empty, got a store: continue it with resume=True, or give another output"
         )
     begun = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    for name, value in settings.items():
-        if begun.get(name) != value:
-            raise ValueError(
-                f"{folder} was begun with {name}={begun.get(name)!r}, got {value!r}: use the same value, or give "
-                "another output"
-            )
+    check_begun_with(begun, settings, folder, "give another output")
 
 
 def _begin(folder: Path, settings: JsonObject, tokenizer: TokenizerLike) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(settings, indent=1)
-    write_atomically(folder / SETTINGS, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / SETTINGS, json.dumps(settings, indent=1))
     save_tokenizer(tokenizer, folder)
 
 

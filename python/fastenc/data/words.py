@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from fastenc._base.progress import progress_bar
-from fastenc.data.columns import Sentence
+from fastenc.data.columns import Sentence, place_of
 from fastenc.text.special_tokens import special_tokens
 from fastenc.text.tokenizer_like import TokenizerLike
 from fastenc.text.tokenizers import tokenizer_for_words
@@ -39,13 +39,15 @@ def tokens_of_words(
             tokens = list(zip(words, encoding.ids, strict=True))
             for word in sorted({*range(len(each.words))} - {*words}):
                 tokens.append((word, unknown))
-                vanished.append(f"line {each.lines[word]}: the word {each.words[word]!r}")
+                vanished.append(
+                    f"{place_of(path, each.lines[word])}: the word {each.words[word]!r}"
+                )
             tokens.sort(key=lambda token: token[0])  # stable: a word's subwords keep their order
             yield tokens
     if vanished:
         others = f", and neither have {len(vanished) - 1} others" if len(vanished) > 1 else ""
         warnings.warn(
-            f"{path}, {vanished[0]} has no tokens{others}. It is read as the unknown token. Remove such words if they "
+            f"{vanished[0]} has no tokens{others}. It is read as the unknown token. Remove such words if they "
             "are a mistake",
             stacklevel=3,
         )

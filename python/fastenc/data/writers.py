@@ -12,6 +12,11 @@ def table_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
         yield "\t".join(map(_cell, row.values()))
 
 
+def lines_of(rows: Sequence[Mapping[str, object]], suffix: str) -> Iterator[str]:
+    """The lines of a file that ends in ``suffix``: a table for ".tsv", else JSON."""
+    return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+
+
 def check_cells(texts: Iterable[str]) -> None:
     """Raises: ValueError for a text that would break the lines of :func:`table_lines`."""
     for text in texts:
@@ -21,7 +26,7 @@ def check_cells(texts: Iterable[str]) -> None:
             )
 
 
-def json_lines(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
+def json_lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
     """A JSON object for each row."""
     return (json.dumps(row, ensure_ascii=False) for row in rows)
 

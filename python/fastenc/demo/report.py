@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc.analysis.figures import COLOURS, INK, draw
 from fastenc.analysis.report import STYLE, named
 from fastenc.demo.pretraining import NEW
@@ -51,7 +51,7 @@ def write_report(
         held_out=classification["held_out"],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text_atomically(path, text)
 
 
 def _bars(name: str, title: str, values: dict[str, float], label: str, form: str) -> str:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fastenc.graphs.recording import (
-    CudaGraphRecorder,
     Recorder,
     WeightAddresses,
     check_limits,
     copied,
+    graph_recorder,
     overwrite,
 )
 from fastenc.graphs.token_buckets import Bucket, bucket_of, cut_to, pad_to
@@ -55,10 +55,10 @@ class InferenceRunner:
             raise ValueError(
                 "a recorded model is for inference, got a model in training mode: call model.eval() first"
             )
-        if any(isinstance(value, Tensor) for value in options.values()):
-            names = ", ".join(name for name, value in options.items() if isinstance(value, Tensor))
+        if tensors := [name for name, value in options.items() if isinstance(value, Tensor)]:
             raise ValueError(
-                f"options of a recorded model must not be tensors, got {names}: call the model itself for a loss"
+                f"options of a recorded model must not be tensors, got {', '.join(tensors)}: call the model itself for "
+                "a loss"
             )
         device = next(model.parameters()).device
         bucket = None
@@ -141,8 +141,7 @@ def compile_inference(
             "fastenc.models, or fastenc.encoder_of(model) of a patched model"
         )
     check_limits(max_tokens=max_tokens, max_graphs=max_graphs)
-    device = next(model.parameters()).device
-    recorder = CudaGraphRecorder(device, "the model's forward") if device.type == "cuda" else None
+    recorder = graph_recorder(next(model.parameters()).device, "the model's forward")
     return InferenceRunner(model, max_tokens, max_graphs, recorder)
 
 

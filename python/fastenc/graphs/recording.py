@@ -58,6 +58,11 @@ class CudaGraphRecorder:
         return output, graph.replay
 
 
+def graph_recorder(device: torch.device, what: str) -> Recorder | None:
+    """A :class:`CudaGraphRecorder` for this device; None on a CPU, which launches no kernels."""
+    return CudaGraphRecorder(device, what) if device.type == "cuda" else None
+
+
 class WeightAddresses:
     """The addresses of a model's weights and buffers, which graphs read, and which of them require a gradient."""
 

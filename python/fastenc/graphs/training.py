@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastenc.graphs.recorded_steps import MAX_GRAPHS, MAX_TOKENS, Arguments, RecordedSteps
-from fastenc.graphs.recording import CudaGraphRecorder, Recorder, check_limits
+from fastenc.graphs.recording import Recorder, check_limits, graph_recorder
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.ops import dispatch
 
@@ -140,10 +140,5 @@ def compile_training(
             "model of fastenc.models"
         )
     check_limits(max_tokens=max_tokens, max_graphs=max_graphs)
-    recorder = training_recorder(next(model.parameters()).device)
+    recorder = graph_recorder(next(model.parameters()).device, "the training step")
     return TrainingRunner(model, optimizer, max_grad_norm, recorder, max_tokens, max_graphs)
-
-
-def training_recorder(device: torch.device) -> Recorder | None:
-    """The recorder for :class:`RecordedSteps` on this device; None on a CPU."""
-    return CudaGraphRecorder(device, "the training step") if device.type == "cuda" else None

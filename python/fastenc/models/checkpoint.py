@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import member, write_atomically
+from fastenc._base.files import member, write_atomically, write_text_atomically
 from fastenc.models.architectures import ARCHITECTURES, normalize_config
 from fastenc.models.architectures.values import NAMES, TABLE, TEXT, Rule, check
 
@@ -328,8 +328,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
     """Write config.json atomically."""
-    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_atomically(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 FLOATS = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}

@@ -20,6 +20,7 @@ from fastenc.nn.layer_call import (
     NO_TENSOR,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
     ArgumentsByType,
     FixedArguments,
     Prepared,
@@ -33,14 +34,7 @@ from fastenc.nn.weight_block import join, split
 from fastenc.ops import dispatch
 
 # The features of layers, and of inputs, that the same two ops compute in every call.
-TAKES = (
-    frozenset({"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated"})
-    | {"key_heads"}
-    | HEAD_NORMS
-    | OWN_NORMS
-    | OUTPUT_TOKENS
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-)
+TAKES = PLAIN_LAYERS | HEAD_NORMS | OWN_NORMS | OUTPUT_TOKENS
 # The features of a decoder's layers.
 DECODER = frozenset({"cross_norm", "cross"})
 

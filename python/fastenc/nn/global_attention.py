@@ -18,7 +18,6 @@ from fastenc.ops.gemm import linear_in_one_order
 from fastenc.ops.global_window_attention import (
     OP,
     later_state,
-    limits,
     local_attention,
     offsets_of_globals,
 )
@@ -39,7 +38,7 @@ def attend_globally(
     assert inputs.global_tokens is not None and w.global_qkv is not None  # the encoder has both
     dropout_p = dropout.attention
     rng_state = checks.mask_rng_state(OP, dropout.rng_states[0], dropout_p, x)
-    if dispatch.choose(OP, "auto", qkv, **limits(spec.head_dim)) != "reference":
+    if dispatch.choose(OP, "auto", qkv, **dispatch.head_limits(spec.head_dim)) != "reference":
         of_globals = attend_from_globals(x, inputs, w.global_qkv, spec, dropout_p, rng_state)
         tensors, numbers = local_arguments(inputs, spec, dropout_p, rng_state)
         return local_attention(qkv, of_globals.to(qkv.dtype), *tensors, *numbers)

@@ -17,6 +17,7 @@ from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
+    DROPOUTS,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     JOINT_HEAD_NORMS,
@@ -24,6 +25,8 @@ from fastenc.nn.layer_call import (
     LAYER_VECTORS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
+    SORTED_QKV,
     VALUE_NORMS,
     LayerCall,
 )
@@ -38,9 +41,10 @@ from fastenc.ops.attention import triton_limit
 from fastenc.ops.gemm import linear
 
 # The features of a call that single ops compute.
-TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "adaptation"}
-    | {"interleaved", "key_heads", "rotates_neighbours"}
+TAKES = (
+    PLAIN_LAYERS
+    | SORTED_QKV
+    | DROPOUTS
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -52,21 +56,18 @@ TAKES = frozenset(
     | KEY_BIAS
     | OUTPUT_TOKENS
     | CROSS_ATTENTION
-    | {"cache"}
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
+    | {"cache", "adaptation"}
 )
 
 # The features of TAKES that a GPU computes with the same bits for a text in every batch.
-BATCH_INVARIANT = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads", "rotates_neighbours"}
+BATCH_INVARIANT = (
+    PLAIN_LAYERS
+    | SORTED_QKV
     | JOINT_HEAD_NORMS
     | VALUE_NORMS
     | OWN_NORMS
     | LAYER_VECTORS
     | OUTPUT_TOKENS
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
 # Inference on a CPU computes the layer after attention in blocks of this many rows, because larger intermediate results

@@ -15,6 +15,17 @@ from fastenc.nn.layer_weights import CastWeights, LayerWeights
 
 # Tables made from the sequences' lengths. They spare a kernel work and change no result.
 DERIVED_INPUTS = frozenset({"bounds", "blocks"})
+# The features of layers of self-attention and a feed-forward sublayer that all ways compute.
+PLAIN_LAYERS = frozenset(
+    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "key_heads"}
+    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
+)
+# The features of a product that has q, k and v in another order than the kernels read them.
+SORTED_QKV = frozenset({"interleaved", "rotates_neighbours"})
+# The features of dropout in the sublayers that every layer has, and of relative positions.
+DROPOUTS = frozenset(
+    f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")
+)
 # The features of disentangled attention (fastenc.nn.attend.project_positions).
 DISENTANGLED = frozenset(
     {"position_terms", "relative_positions", "position_key_weight", "position_key_bias"}

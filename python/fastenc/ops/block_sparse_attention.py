@@ -8,7 +8,7 @@ from torch import Tensor
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.derivatives import once_differentiable
-from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.dispatch import choose, declare, head_limits
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import block_sparse_attention as reference
@@ -74,23 +74,14 @@ def block_sparse_attention(
     Differentiable: qkv.
     Source: Zaheer et al. 2020, arXiv:2007.14062.
     """
-    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
-        raise ValueError(
-            f"{OP}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
-            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
-        )
+    checks.check_qkv(OP, qkv)
     checks.check_device(OP, "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
     _check_plan(plan, block_size, qkv, cu_seqlens)
     head_dim = qkv.shape[3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    cpp_limit, triton_limit = None, None
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 128:
-        triton_limit = f"head_dim must be at most 128, got {head_dim}"
     arguments = (*plan, cu_seqlens, max_seqlen, block_size)
-    if choose(OP, impl, qkv, cpp_limit=cpp_limit, triton_limit=triton_limit) == "reference":
+    if choose(OP, impl, qkv, **head_limits(head_dim)) == "reference":
         q, k, v = qkv.unbind(1)
         out, _ = reference.block_sparse_attention(
             q, k, v, *plan, cu_seqlens, max_seqlen, block_size, softmax_scale=scale

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from fastenc.ops.dispatch import autocast_dtype
+
 
 def check_vector(op: str, name: str, value: Tensor | None, x: Tensor) -> None:
     """A weight or bias: floating point (size of x's last dimension,), on x's device; None passes."""
@@ -52,6 +54,14 @@ def check_floating(op: str, x: Tensor) -> None:
         raise ValueError(
             f"{op}: the input must be a floating-point tensor of at least one dimension, "
             f"got {x.dtype} of shape {tuple(x.shape)}"
+        )
+
+
+def check_qkv(op: str, qkv: Tensor) -> None:
+    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
+        raise ValueError(
+            f"{op}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
+            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
         )
 
 
@@ -113,7 +123,8 @@ def mask_rng_state(op: str, rng_state: Tensor | None, dropout_p: float, x: Tenso
 def check_vocabulary_layer(
     op: str, hidden: Tensor, weight: Tensor, bias: Tensor | None, prefix: str = ""
 ) -> None:
-    """Raise ValueError unless weight and bias map hidden (rows, width) to a vocabulary, on its device."""
+    """Raise ValueError unless weight and bias map hidden (rows, width) to a vocabulary, on its device and in its dtype.
+    Under autocast, which casts all of them, the dtypes may differ."""
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
         raise ValueError(
             f"{op}: {prefix}weight must have shape (vocabulary, {hidden.shape[1]}), got {tuple(weight.shape)}"
@@ -122,6 +133,13 @@ def check_vocabulary_layer(
         raise ValueError(
             f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
         )
+    casts = autocast_dtype(hidden.device.type) is not None
     for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None:
-            check_device(op, prefix + name, value, hidden)
+        if value is None:
+            continue
+        check_device(op, prefix + name, value, hidden)
+        if value.dtype != hidden.dtype and not casts:
+            raise ValueError(
+                f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of "
+                "them"
+            )

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.derivatives import once_differentiable
-from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.dispatch import choose, declare, head_limits
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import disentangled_attention as reference
@@ -63,11 +63,7 @@ def disentangled_attention(
     Differentiable: qkv, position_keys, position_queries.
     Source: He et al. 2020, arXiv:2006.03654; He et al. 2021, arXiv:2111.09543 (one table of slots for both terms).
     """
-    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
-        raise ValueError(
-            f"{OP}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
-            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
-        )
+    checks.check_qkv(OP, qkv)
     checks.check_device(OP, "cu_seqlens", cu_seqlens, qkv)
     check_cu_seqlens(cu_seqlens, qkv.shape[0], max_seqlen)
     checks.check_dropout(OP, dropout_p)
@@ -77,15 +73,10 @@ def disentangled_attention(
         terms = 1 + (position_keys is not None) + (position_queries is not None)
         softmax_scale = (qkv.shape[3] * terms) ** -0.5
     rng_state = checks.mask_rng_state(OP, rng_state, dropout_p, qkv)
-    cpp_limit, triton_limit, head_dim = None, None, qkv.shape[3]
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 64:
-        triton_limit = f"head_dim must be at most 64, got {head_dim}"
     q, k, v = qkv.unbind(1)
     tensors = (position_keys, position_queries, slots, cu_seqlens, rng_state)
     numbers = (max_seqlen, dropout_p, softmax_scale)
-    if choose(OP, impl, qkv, cpp_limit=cpp_limit, triton_limit=triton_limit) == "reference":
+    if choose(OP, impl, qkv, **head_limits(qkv.shape[3], widest_triton=64)) == "reference":
         out, _ = reference.disentangled_attention(
             q,
             k,

@@ -15,6 +15,7 @@ from fastenc.ops.derivatives import reference_reason
 from fastenc.ops.library import CPP_DTYPES, CUDA_DTYPES, HAS_CPP, HAS_CUDA, HAS_TRITON
 
 IMPLEMENTATIONS = ("auto", "cpp", "cuda", "triton", "reference", "cudnn")
+WIDEST_HEAD = 128  # of the kernels of attentions other than the plain one
 
 
 class Kernels(NamedTuple):
@@ -74,6 +75,16 @@ def choose(
     if reason is not None:
         raise ValueError(f"{op}: impl={impl!r} cannot take this call: {reason}")
     return impl
+
+
+def head_limits(head_dim: int, widest_triton: int = WIDEST_HEAD) -> dict[str, str | None]:
+    """Why a kernel cannot take heads of this width, or None, for each of :func:`choose`'s limits."""
+    cpp = triton = None
+    if head_dim % 16 or not 0 < head_dim <= WIDEST_HEAD:
+        cpp = f"head_dim must be a multiple of 16 up to {WIDEST_HEAD}, got {head_dim}"
+    if not 0 < head_dim <= widest_triton:
+        triton = f"head_dim must be at most {widest_triton}, got {head_dim}"
+    return {"cpp_limit": cpp, "triton_limit": triton}
 
 
 def _switched_off(op: str) -> str | None:

@@ -14,7 +14,7 @@ from fastenc.ops import checks
 from fastenc.ops.attention import cross_attention
 from fastenc.ops.cases import Draw, Size, declare_case, sequences
 from fastenc.ops.derivatives import once_differentiable
-from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.dispatch import choose, declare, head_limits
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens, check_global_tokens
 from fastenc.reference import global_window_attention as reference
@@ -90,7 +90,7 @@ def global_window_attention(
         OP,
         impl,
         qkv,
-        **limits(head_dim),
+        **head_limits(head_dim),
         reference_cost="whose time and memory grow with the square of the longest sequence",
     )
     if chosen == "reference":
@@ -123,16 +123,6 @@ def global_window_attention(
     )
     tensors = (global_tokens, cu_globals, cu_seqlens, rng_state)
     return local_attention(qkv, of_globals, *tensors, max_seqlen, dropout_p, scale, *window_size)
-
-
-def limits(head_dim: int) -> dict[str, str | None]:
-    """Why a kernel cannot take heads of this width, or None, for each of :func:`choose`'s limits."""
-    cpp = triton = None
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 128:
-        triton = f"head_dim must be at most 128, got {head_dim}"
-    return {"cpp_limit": cpp, "triton_limit": triton}
 
 
 def offsets_of_globals(global_tokens: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -173,11 +163,7 @@ class _LocalAttention(torch.autograd.Function):
 
 
 def _check(qkv: Tensor, global_q: Tensor, global_kv: Tensor) -> None:
-    if qkv.dim() != 4 or qkv.shape[1] != 3 or not qkv.is_floating_point():
-        raise ValueError(
-            f"{OP}: qkv must be floating point of shape (total_tokens, 3, num_heads, head_dim), "
-            f"got {qkv.dtype} of shape {tuple(qkv.shape)}: view the fused projection's output that way"
-        )
+    checks.check_qkv(OP, qkv)
     tokens, _, heads, head_dim = qkv.shape
     wanted = {
         "global_q": (global_q, (*global_q.shape[:1], heads, head_dim)),

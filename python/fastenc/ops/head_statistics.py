@@ -9,7 +9,7 @@ from torch import Tensor
 from fastenc._base import debug
 from fastenc.ops import checks
 from fastenc.ops.cases import Draw, Size, declare_case, masked_scores, sequences, widened
-from fastenc.ops.dispatch import choose, declare
+from fastenc.ops.dispatch import choose, declare, head_limits
 from fastenc.ops.library import define
 from fastenc.packing import check_cu_seqlens
 from fastenc.reference import head_statistics as reference
@@ -102,12 +102,7 @@ def head_statistics(
         raise ValueError(f"head_statistics: softmax_scale must be positive, got {scale}")
     checks.check_window("head_statistics", window_size)
     checks.check_relative_bias("head_statistics", relative_bias, q)
-    cpp_limit = triton_limit = None
-    if head_dim % 16 or not 0 < head_dim <= 128:
-        cpp_limit = f"head_dim must be a multiple of 16 up to 128, got {head_dim}"
-    if not 0 < head_dim <= 128:
-        triton_limit = f"head_dim must be at most 128, got {head_dim}"
-    chosen = choose("head_statistics", impl, q, cpp_limit=cpp_limit, triton_limit=triton_limit)
+    chosen = choose("head_statistics", impl, q, **head_limits(head_dim))
     q, k = q.detach(), k.detach()
     bias = None if relative_bias is None else relative_bias.detach()
     if chosen == "reference":

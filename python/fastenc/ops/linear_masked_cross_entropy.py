@@ -83,12 +83,6 @@ def linear_masked_cross_entropy(
     device = hidden.device.type
     if (dtype := dispatch.autocast_dtype(device)) is not None:
         hidden = hidden.to(dtype)
-    else:
-        for name, value in (("weight", weight), ("bias", bias)):
-            if value is not None and value.dtype != hidden.dtype:
-                raise ValueError(
-                    f"{op}: {name} must have hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of them"
-                )
     chosen, targets, indices = select_labelled(
         hidden, labels, max_labels=max_labels, ignore_index=ignore_index
     )

@@ -71,11 +71,6 @@ def checked(
     if (dtype := dispatch.autocast_dtype(hidden.device.type)) is not None:
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None and value.dtype != hidden.dtype:
-            raise ValueError(
-                f"{op}: {name} must have hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of them"
-            )
     return hidden, weight, bias
 
 

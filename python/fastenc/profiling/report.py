@@ -6,7 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.profiling.profile import Profile, Row
 
 SHOWN = 20
@@ -26,7 +26,7 @@ def write_json(profile: Profile, path: Path) -> None:
             asdict(row) | {"percent_of_roofline": row.percent_of_roofline} for row in profile.rows
         ],
     }
-    write_atomically(path, lambda file: file.write_text(json.dumps(content, indent=1) + "\n"))
+    write_text_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def table(profile: Profile, width: int | None = None):

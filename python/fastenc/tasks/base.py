@@ -251,7 +251,8 @@ class Task(ABC, Generic[Model, Data, Example, Predictions]):
         """The metrics of :meth:`evaluate`, and the predictions that they measure. Arguments as there."""
         results, loss = self.compute(model, examples, batch_size, show_progress, fill)
         predictions = self.decode(model, data, examples, results)
-        return {"loss": loss, **self.score(model, data, predictions)}, predictions
+        of_loss = {"loss": loss} if "loss" in self.metrics(data) else {}
+        return {**of_loss, **self.score(model, data, predictions)}, predictions
 
     def compute(
         self,

@@ -35,7 +35,6 @@ from fastenc.tasks.report import (
     Report,
     class_figures,
     confusion_matrix,
-    mistakes,
 )
 from fastenc.tasks.shared_options import QUOTING
 from fastenc.tasks.summary import count_labels, number_range
@@ -194,7 +193,10 @@ class SequenceClassification(Task[SequenceClassifier, LabelledData, Classificati
             )
             if y != p
         )
-        files: Report = {CLASSES: class_figures(gold, predicted, names), MISTAKES: mistakes(wrong)}
+        files: Report = {
+            CLASSES: class_figures(gold, predicted, names),
+            MISTAKES: json_lines(wrong),
+        }
         return files if several else {**files, CONFUSION: confusion_matrix(gold, predicted, names)}
 
     def describe_labels(self, data: LabelledData) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc._base.locks import open_locked
+from fastenc._base.resumption import check_begun_with
 from fastenc.models import PretrainedModel
 from fastenc.models.checkpoint import dtype_name
 
@@ -124,8 +125,7 @@ class PartsFile:
             return
         os.fsync(self._file.fileno())
         values = {"settings": self._settings, "items": self.done, "bytes": self._bytes}
-        text = json.dumps(values)
-        write_atomically(self._progress, lambda path: path.write_text(text))
+        write_text_atomically(self._progress, json.dumps(values))
         self._kept, self._kept_at = self.done, time.monotonic()
 
     def _what_is_kept(self) -> str:
@@ -149,12 +149,7 @@ class PartsFile:
                 f"{self._written} belongs to a run that did not finish, with {kept['items']:,} {self._items}: continue "
                 "it with resume=True, or delete the file"
             )
-        for name, value in self._settings.items():
-            if kept["settings"].get(name) != value:
-                raise ValueError(
-                    f"{self._written} was begun with {name}={kept['settings'].get(name)}, got {value}: use the same "
-                    "value, or delete the file"
-                )
+        check_begun_with(kept["settings"], self._settings, self._written, "delete the file")
         self.done = self._kept = kept["items"]
         self._bytes = kept["bytes"]
 

@@ -1,13 +1,11 @@
 """Predicts for a file part by part, so that memory does not grow with the file and a run can be resumed."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from fastenc._base.files import check_not_input
+from fastenc._base.prefetch import prefetch
 from fastenc._base.progress import Counter
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks.base import Task
@@ -30,7 +28,7 @@ def predict_file(
     """Write a prediction for every item of a file to another file.
 
     The whole file is read once before the first prediction, so that a malformed line is reported early. Then, while the
-    model computes one part of ``PART`` items, another thread reads and encodes the next part. Finished parts are kept
+    model computes one part of ``PART`` items, another thread encodes the next part. Finished parts are kept
     (:class:`fastenc.tasks.parts_file.PartsFile`).
 
     Args:
@@ -56,7 +54,8 @@ def predict_file(
         show = show_progress if len(sizes) > 1 else False
         within = show_progress if len(sizes) == 1 else False
         with Counter("predicting", "items", sum(sizes), file.done, show) as counter:
-            for data, examples in _encoded(task, model, inputs, -(-file.done // PART)):
+            parts = islice(task.input_parts(inputs, PART), -(-file.done // PART), None)
+            for data, examples in prefetch(lambda part: (part, task.encode(part, model)), parts):
                 predictions = task.predict_encoded(model, data, examples, batch_size, within)
                 lines = task.lines(model, data, predictions, output.suffix)
                 begin = 1 if file.done and output.suffix in task.headed else 0
@@ -65,20 +64,3 @@ def predict_file(
                 counter.add(len(data))
         file.check_total(sum(sizes), inputs)
     return sum(sizes)
-
-
-def _encoded(
-    task: Task, model: PretrainedModel, inputs: str | Path, skip: int
-) -> Iterator[tuple[Any, list]]:
-    """(data, examples) of each part after the first ``skip``. Another thread computes one part ahead."""
-    parts = islice(task.input_parts(inputs, PART), skip, None)
-
-    def encode_next() -> tuple[Any, list] | None:
-        data = next(parts, None)
-        return None if data is None else (data, task.encode(data, model))
-
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(encode_next)
-        while (part := ahead.result()) is not None:
-            ahead = pool.submit(encode_next)
-            yield part

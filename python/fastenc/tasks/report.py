@@ -1,10 +1,9 @@
 """Files that show where a model is right and wrong: metrics of each class, a confusion matrix, and the mistakes."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from fastenc._base.extras import require
-from fastenc.data.writers import json_lines
 from fastenc.text.tags import Span
 
 Report = dict[str, Iterable[str]]  # name of a file → its lines
@@ -60,11 +59,6 @@ def confusion_matrix(
     for row, name in enumerate(names):
         lines.append("\t".join([name, *(str(counts[row, column]) for column in range(len(names)))]))
     return lines
-
-
-def mistakes(rows: Iterable[Mapping[str, object]]) -> list[str]:
-    """A line of JSON for each row."""
-    return list(json_lines(list(rows)))
 
 
 def _table(names: Sequence[str], columns: Sequence[Sequence[float]]) -> list[str]:

@@ -135,7 +135,8 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         return {"loss": self.loss}
 
     def metrics(self, data: RankingData) -> tuple[str, ...]:
-        return (*METRICS, "loss") if self._has_loss(data) else METRICS
+        has_loss = self.teacher is None or data.teacher
+        return (*METRICS, "loss") if has_loss else METRICS
 
     def describe_labels(self, data: RankingData) -> str:
         counts = [len(each) for each in data.documents]
@@ -171,18 +172,6 @@ class Reranking(Task[CrossEncoder, RankingData, RankingExample, list[list[float]
         flat = torch.cat([each.flatten() for each in logits]) if logits else torch.empty(0)
         scores = ACTIVATIONS[model.activation](flat)
         return [part.tolist() for part in scores.split([len(each) for each in data.documents])]
-
-    def measure(
-        self, model: CrossEncoder, data: RankingData, *given: Any, **options: Any
-    ) -> tuple[dict[str, float], list[list[float]]]:
-        metrics, predictions = super().measure(model, data, *given, **options)
-        if not self._has_loss(data):
-            del metrics["loss"]
-        return metrics, predictions
-
-    def _has_loss(self, data: RankingData) -> bool:
-        """Whether the data have what the loss reads, which may be a teacher's scores."""
-        return self.teacher is None or bool(data.teacher)
 
     def score(
         self, model: CrossEncoder, data: RankingData, predictions: list[list[float]]

@@ -31,7 +31,7 @@ from fastenc.packing import ModelArguments, length_sorted_batches
 from fastenc.tasks.base import MIX, Task
 from fastenc.tasks.inference import Fill
 from fastenc.tasks.metrics import generation_metrics, numbers_of, require_generation_metrics
-from fastenc.tasks.report import MISTAKES, Report, mistakes
+from fastenc.tasks.report import MISTAKES, Report
 from fastenc.tasks.shared_options import QUOTING
 from fastenc.tasks.summary import SHOWN, count_labels
 
@@ -219,7 +219,7 @@ class SequenceToSequence(Task[Seq2Seq, TextToTextData, TextToTextExample, list[s
             for place, source, target, prediction in rows
             if prediction != target
         )
-        return {MISTAKES: mistakes(wrong)}
+        return {MISTAKES: json_lines(wrong)}
 
     def lines(
         self, model: Seq2Seq, data: TextToTextData, predictions: list[str], suffix: str

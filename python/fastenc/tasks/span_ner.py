@@ -27,9 +27,9 @@ from fastenc.models import SpanClassifier
 from fastenc.models.heads.span_classifier import check_span_options
 from fastenc.packing import ModelArguments
 from fastenc.tasks.base import Task
-from fastenc.tasks.inference import Fill, run_model
+from fastenc.tasks.inference import Fill
 from fastenc.tasks.metrics import entity_metrics
-from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures, mistakes
+from fastenc.tasks.report import CLASSES, MISTAKES, Report, entity_figures
 from fastenc.tasks.span_decoding import FoundEntity, best_null_offset, select_entities
 from fastenc.tasks.summary import count_labels
 from fastenc.text.tags import Span
@@ -132,7 +132,7 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
         )
         return {
             CLASSES: entity_figures(data.entities, predicted_entities),
-            MISTAKES: mistakes(wrong),
+            MISTAKES: json_lines(wrong),
         }
 
     def describe_labels(self, data: EntityData) -> str:
@@ -192,9 +192,7 @@ class SpanNer(Task[SpanClassifier, EntityData, SpanExample, list[list[FoundEntit
     ) -> dict[str, float]:
         if self.null_offset is not None:
             return {}
-        logits, loss = run_model(
-            model, examples, self.collate, self.logits_of, batch_size, fill=fill
-        )
+        logits, loss = self.compute(model, examples, batch_size, fill=fill)
         candidates = self.candidates(model, data, examples, logits)
         model.null_offset = best_null_offset(candidates, data.entities)
         scores = self.score(model, data, self.decode(model, data, examples, logits))

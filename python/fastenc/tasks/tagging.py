@@ -36,7 +36,6 @@ from fastenc.tasks.report import (
     class_figures,
     confusion_matrix,
     entity_figures,
-    mistakes,
 )
 from fastenc.tasks.summary import count_labels
 from fastenc.text.tags import SCHEMES, scheme_of, spans
@@ -139,7 +138,7 @@ class TokenClassification(Task[TokenClassifier, TaggedData, TaggingExample, list
                 [spans(each.tags) for each, _ in pairs], [spans(p.tags) for _, p in pairs]
             )
         matrix = confusion_matrix(gold, predicted_tags, model.label_names)
-        return {CLASSES: figures, CONFUSION: matrix, MISTAKES: mistakes(wrong)}
+        return {CLASSES: figures, CONFUSION: matrix, MISTAKES: json_lines(wrong)}
 
     def describe_labels(self, data: TaggedData) -> str:
         return f"tags: {count_labels(tag for each in data.sentences for tag in each.tags)}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastenc.data.pairs import PairExample, TextPairs, iterate_pairs
 from fastenc.data.readers import in_parts
 from fastenc.data.rows import numbered_rows
-from fastenc.data.writers import json_lines, table_lines
+from fastenc.data.writers import lines_of
 from fastenc.tasks.base import Model, Task
 
 
@@ -56,4 +56,4 @@ class TextPairTask(Task[Model, TextPairs, PairExample, Tensor]):
         self, model: Model, data: TextPairs, predictions: Tensor, suffix: str
     ) -> Iterable[str]:
         rows = [{"similarity": value} for value in self.similarities(predictions)]
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+        return lines_of(rows, suffix)

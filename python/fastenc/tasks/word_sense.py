@@ -20,7 +20,7 @@ from fastenc.data.senses import (
     in_sense_parts,
     read_senses,
 )
-from fastenc.data.writers import json_lines, table_lines
+from fastenc.data.writers import lines_of
 from fastenc.models.embedding.states import resolve_layers
 from fastenc.models.embedding.word_vectors import LAYERS
 from fastenc.models.heads.sense_model import SenseInventory, WordSenseModel, nearest
@@ -172,18 +172,6 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
                 predictions[index] = _predict(inventory, rows, data.targets[index].lemma, vector)
         return [predictions[index] for index in range(len(data.targets))]
 
-    def measure(
-        self,
-        model: WordSenseModel,
-        data: SenseData,
-        examples: Sequence[SenseExample],
-        *arguments: Any,
-        **options: Any,
-    ) -> tuple[dict[str, float], Sequence[SensePrediction]]:
-        metrics, predictions = super().measure(model, data, examples, *arguments, **options)
-        del metrics["loss"]  # the model has no loss; run returns 0
-        return metrics, predictions
-
     def score(
         self, model: WordSenseModel, data: SenseData, predictions: Sequence[SensePrediction]
     ) -> dict[str, float]:
@@ -204,7 +192,7 @@ class WordSense(Task[WordSenseModel, SenseData, SenseExample, Sequence[SensePred
                 words = data.sentences[target.sentence]
                 row |= {"sentence": " ".join(words), "index": target.word, "scores": scores}
             rows.append(row)
-        return table_lines(rows) if suffix == ".tsv" else json_lines(rows)
+        return lines_of(rows, suffix)
 
     def _layers(self) -> list[int] | None:
         if self.word_layers is None:

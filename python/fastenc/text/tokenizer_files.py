@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.text.special_tokens import BERT_TOKENS, named_roles
 from fastenc.text.token_types import set_type_0
 from fastenc.text.tokenizer_like import TokenizerLike
@@ -150,7 +150,4 @@ def save_tokenizer(
     if normalizer.get("type") == "BertNormalizer":
         # BertTokenizerFast ignores the normalizer in tokenizer.json and reads this entry.
         values["do_lower_case"] = normalizer["lowercase"]
-    text = json.dumps(values, indent=2) + "\n"
-    write_atomically(
-        folder / "tokenizer_config.json", lambda path: path.write_text(text, encoding="utf-8")
-    )
+    write_text_atomically(folder / "tokenizer_config.json", json.dumps(values, indent=2) + "\n")

@@ -130,6 +130,8 @@ class TrainConfig:
             "eval_every",
             "patience",
             "save_every",
+            "log_every",
+            "keep_checkpoints",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -141,9 +143,6 @@ class TrainConfig:
                 "global_batch_size counts sequences, but with batch_tokens alone their number varies, got "
                 f"{self.global_batch_size} and {self.batch_tokens}: give accumulation instead"
             )
-        for name in ("log_every", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}: give more")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(
                 f"learning_rate must be positive and finite, got {self.learning_rate}: leave it out for the default"

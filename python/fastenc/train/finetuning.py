@@ -47,22 +47,10 @@ def task_trainer(
         origin: the first weights and the files of the data, for the model card.
     Raises: ValueError for a metric that the task does not have, or a metric without ``dev``.
     """
-    if config.parallel == "fsdp" and getattr(task, "tokens_at_once", None) is not None:
-        raise ValueError(
-            "tokens_at_once excludes parallel=fsdp, because every process must then compute the same number of groups, "
-            "got both: leave out tokens_at_once, or give parallel=ddp"
-        )
+    _check_config(task, config, features)
     _store_options(task, model, train)
-    known = task.metrics(train if dev is None else dev)
-    if metric is not None and (dev is None or metric not in known):
-        given = f"{metric} without data to evaluate on" if dev is None else metric
-        raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {given}")
-    metric = metric or known[0]
+    metric = _checked_metric(task, train, dev, metric)
     if not task.trains_by_steps:
-        if features is not None:
-            raise ValueError(
-                f"{task.name} trains no head, so it reads no cached features, got {features}: leave out features"
-            )
         return Fitting(task, model, train, config, dev, metric, origin)
     config = replace(
         config,
@@ -116,6 +104,28 @@ def task_trainer(
             **({} if adaptation is None else {"adaptation": str(adaptation)}),
         },
     )
+
+
+def _check_config(task: Task, config: TrainConfig, features: str | Path | None) -> None:
+    """Raises: ValueError for a way of training that the task does not have."""
+    if config.parallel == "fsdp" and getattr(task, "tokens_at_once", None) is not None:
+        raise ValueError(
+            "tokens_at_once excludes parallel=fsdp, because every process must then compute the same number of groups, "
+            "got both: leave out tokens_at_once, or give parallel=ddp"
+        )
+    if features is not None and not task.trains_by_steps:
+        raise ValueError(
+            f"{task.name} trains no head, so it reads no cached features, got {features}: leave out features"
+        )
+
+
+def _checked_metric(task: Task, train: Sized, dev: Sized | None, metric: str | None) -> str:
+    """The metric that chooses the best checkpoint. Raises: ValueError as :func:`task_trainer`."""
+    known = task.metrics(train if dev is None else dev)
+    if metric is not None and (dev is None or metric not in known):
+        given = f"{metric} without data to evaluate on" if dev is None else metric
+        raise ValueError(f"metric= needs dev= and one of {', '.join(known)}, got {given}")
+    return metric or known[0]
 
 
 def _store_options(task: Task, model: PretrainedModel, train: Sized) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sized
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc.models.pretrained import PretrainedModel
 from fastenc.tasks import Task
 from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig
-from fastenc.train.model_card import Origin, write_card
+from fastenc.train.model_card import CARD, Origin, model_card
 from fastenc.train.processes import process_state
 
 READ = ("output", "batch_size", "device", "seed")  # the fields of a configuration that count here
@@ -71,11 +71,11 @@ class Fitting:
         titles = self.task.metric_titles(model)
         summary = [f"train: {len(self.train_data):,} items"]
         held_out = None if self.dev is None else len(self.dev)
-        about = settings, summary, metrics, titles, self.origin, held_out
-        write_card(self.output_dir, model, *about)
+        card = model_card(
+            self.output_dir, model, settings, summary, metrics, titles, self.origin, held_out
+        )
+        write_text_atomically(self.output_dir / CARD, card)
         if metrics:
-            text = json.dumps(metrics, indent=1)
-            write_atomically(
-                self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
-            )
+            path = self.output_dir / checkpoints.METRICS
+            write_text_atomically(path, json.dumps(metrics, indent=1))
         return metrics

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 
 class Log:
@@ -19,7 +19,7 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_log(path) if line["step"] <= step] if step else []
         text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text_atomically(path, text)
 
     def write(self, **values: object) -> None:
         """Append a line."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc._base.prefetch import prefetch
 from fastenc._base.seeds import derive_seed
 from fastenc.data import BatchSampler, Group
@@ -25,7 +25,7 @@ from fastenc.train import checkpoint as checkpoints
 from fastenc.train.config import TrainConfig, check_same, fine_tuning_lr
 from fastenc.train.evaluations import Best, Evaluations
 from fastenc.train.interruption import Interruption, TrainingInterrupted
-from fastenc.train.model_card import Origin, write_card
+from fastenc.train.model_card import CARD, Origin, model_card
 from fastenc.train.optimizer import build_optimizer, lr_factor
 from fastenc.train.optimizer_step import CollatedBatch, OptimizerStep
 from fastenc.train.parallel import PARALLEL
@@ -440,11 +440,10 @@ class Trainer:
             metrics = self.best["metrics"] if self.best else {}
             step = self.best["step"] if self.best else self.step
             text = json.dumps({"step": step, **metrics}, indent=1)
-            write_atomically(
-                self.output_dir / checkpoints.METRICS, lambda path: path.write_text(text)
-            )
+            write_text_atomically(self.output_dir / checkpoints.METRICS, text)
             about = self.fingerprint, self.summary, metrics, self.titles
-            write_card(self.output_dir, model, *about, self.origin, self.held_out)
+            card = model_card(self.output_dir, model, *about, self.origin, self.held_out)
+            write_text_atomically(self.output_dir / CARD, card)
             self.report.plot(**self._about_curves())
         self.accelerator.wait_for_everyone()
 

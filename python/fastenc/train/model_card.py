@@ -10,11 +10,10 @@ from typing import cast
 import fastenc
 from fastenc._base import provenance
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
 from fastenc.models import MaskedLM, Seq2Seq
 from fastenc.models.pretrained import PretrainedModel
 
-NAME = "README.md"
+CARD = "README.md"
 PACKAGES = ("torch", "accelerate", "tokenizers", "safetensors", "transformers")
 # Task → its pipeline tag on Hugging Face's hub.
 PIPELINES = {
@@ -65,29 +64,6 @@ class Origin:
     dev: str | None = None
 
 
-def write_card(
-    folder: Path,
-    model: PretrainedModel,
-    settings: Mapping[str, object],
-    summary: Sequence[str],
-    metrics: dict[str, float],
-    titles: Mapping[str, str] | None = None,
-    origin: Origin | None = None,
-    held_out: int | None = None,
-) -> None:
-    """Write the card of a model into its folder.
-
-    Args:
-        settings: the settings that the weights depend on.
-        summary: lines about the data.
-        metrics: metrics on held-out data; {} if there are none.
-        titles: {metric: title} of metrics whose name alone does not say what they measure.
-        held_out: number of items that the metrics are of.
-    """
-    text = model_card(folder, model, settings, summary, metrics, titles, origin, held_out)
-    write_atomically(folder / NAME, lambda path: path.write_text(text, encoding="utf-8"))
-
-
 def model_card(
     folder: Path,
     model: PretrainedModel,
@@ -98,7 +74,16 @@ def model_card(
     origin: Origin | None = None,
     held_out: int | None = None,
 ) -> str:
-    """The text of the card; arguments as in :func:`write_card`."""
+    """The text of the card.
+
+    Args:
+        folder: the model's folder.
+        settings: the settings that the weights depend on.
+        summary: lines about the data.
+        metrics: metrics on held-out data; {} if there are none.
+        titles: {metric: title} of metrics whose name alone does not say what they measure.
+        held_out: number of items that the metrics are of.
+    """
     origin = origin or Origin()
     config, titles = model.config, titles or {}
     task = cast("str | None", settings.get("task"))

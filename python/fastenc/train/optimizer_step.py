@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastenc._base.transfer import send, send_arguments
 from fastenc.graphs.recorded_steps import RecordedSteps
-from fastenc.graphs.training import training_recorder
+from fastenc.graphs.recording import graph_recorder
 from fastenc.models import LossTerm, Seq2Seq
 from fastenc.objectives.loss_terms import count_items, loss_terms, weighted_sum
 from fastenc.packing import ModelArguments
@@ -74,7 +74,7 @@ class OptimizerStep:
                 "batches have sources and targets: leave it out"
             )
         functions = (self._micro_batch, self._finish_gradient)
-        recorder = training_recorder(self.accelerator.device)
+        recorder = graph_recorder(self.accelerator.device, "the training step")
         steps = RecordedSteps(model, self.parallel.adamw, *functions, recorder)
         self.found_inf = steps.found_inf
         return steps

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastenc._base.config_files import parse_config
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 SHIPPED = files("fastenc.train") / "recipes"
 
@@ -49,7 +49,7 @@ def write_recipe(path: Path, values: dict[str, object], description: str) -> Non
     lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
     text = "\n".join(lines) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text_atomically(path, text)
 
 
 def _toml_value(value: object) -> str:

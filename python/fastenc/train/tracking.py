@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,5 +55,5 @@ def stop_trackers(accelerator: "Accelerator") -> None:
 def _wandb_id(path: Path, new: bool) -> str:
     if new or not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda temporary: temporary.write_text(uuid4().hex[:12]))
+        write_text_atomically(path, uuid4().hex[:12])
     return path.read_text()

@@ -93,11 +93,7 @@ def _dtype_reason(x: Tensor) -> str | None:
 def arguments_reason(model: "PreTrainedModel", live: LiveEncoder, arguments: dict) -> str | None:
     """Why a call with these arguments must take the model's own forward, or None."""
     known = {*INPUTS, *HARMLESS, *((GLOBAL_MASK,) if live.stack.has_global_attention else ())}
-    extra = {
-        name
-        for name, value in arguments.items()
-        if name not in known and value is not None and value is not False
-    }
+    extra = given_names(arguments) - known
     takes_vectors = live.architecture.takes_inputs_embeds(live.config)
     if not takes_vectors and arguments.get("inputs_embeds") is not None:
         extra.add("inputs_embeds")
@@ -122,6 +118,11 @@ def arguments_reason(model: "PreTrainedModel", live: LiveEncoder, arguments: dic
     if arguments.get("position_ids") is not None and (live.stack.reads_distances or ignored):
         return "it was called with position_ids"
     return None
+
+
+def given_names(arguments: dict) -> set[str]:
+    """The names of the arguments that are neither None nor False."""
+    return {name for name, value in arguments.items() if value is not None and value is not False}
 
 
 def length_reason(live: LiveEncoder, length: int) -> str | None:
@@ -297,6 +298,18 @@ def output(
         # MPNet keeps the pooler's place in the tuple, and its heads take the states from behind it.
         return hidden, None, *result.to_tuple()[1:]
     return result.to_tuple()
+
+
+def in_form_asked_for(result: Any, model: "PreTrainedModel", arguments: dict) -> Any:
+    """The output of a head as an object or as a tuple, as the call or else the configuration says."""
+    given = arguments.get("return_dict")
+    as_object = model.config.return_dict if given is None else given
+    return result if as_object else result.to_tuple()
+
+
+def nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
+    """The loss. Without any label that of transformers' classes is NaN, and callers may rely on that."""
+    return torch.where((labels != -100).any(), loss, torch.nan)
 
 
 def padded_states(

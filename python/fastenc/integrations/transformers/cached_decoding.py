@@ -89,8 +89,7 @@ def _begun(
 
 def _asks_for_tokens_alone(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> bool:
     """Whether the call asks for the states of as many new tokens of each target, and for nothing else."""
-    given = {name for name, value in arguments.items() if value is not None and value is not False}
-    if given - TAKEN or torch.is_grad_enabled() or decoder.training:
+    if base_model.given_names(arguments) - TAKEN or torch.is_grad_enabled() or decoder.training:
         return False
     switches = ("output_attentions", "output_hidden_states")
     if any(base_model.switch(decoder, arguments, name) for name in switches):

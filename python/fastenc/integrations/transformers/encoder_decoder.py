@@ -176,13 +176,11 @@ def with_loss(
         logits = linear(hidden, weight, bias)
         loss = masked_cross_entropy(logits, targets)
         logits = packed.padded(logits)
-    # Without any label the class's loss is NaN, and callers may rely on that.
-    loss = torch.where((targets != -100).any(), loss, torch.nan)
+    loss = base_model.nan_without_labels(loss, targets)
     result = Seq2SeqLMOutput(
         loss=loss, logits=logits, encoder_last_hidden_state=source.padded(source.last)
     )
-    given = arguments.get("return_dict")
-    return result if (model.config.return_dict if given is None else given) else result.to_tuple()
+    return base_model.in_form_asked_for(result, model, arguments)
 
 
 def _decoder_input_ids(model: Any, labels: Tensor) -> Tensor:
@@ -208,12 +206,7 @@ def loss_reason(model: Any, arguments: dict[str, Any]) -> str | None:
         # The Trainer gives it, and the classes' losses do not read it.
         "num_items_in_batch",
     }
-    extra = {
-        name
-        for name, value in arguments.items()
-        if name not in known and value is not None and value is not False
-    }
-    if extra:
+    if extra := base_model.given_names(arguments) - known:
         return f"it was called with {', '.join(sorted(extra))}"
     labels, head = arguments["labels"], model.lm_head
     if type(labels) is not Tensor or labels.dim() != 2 or arguments.get("input_ids") is None:

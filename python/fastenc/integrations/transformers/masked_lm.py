@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fastenc.integrations.transformers import base_model, splade
@@ -107,7 +106,7 @@ def forward(
         loss = linear_masked_cross_entropy(
             transformed, weight, bias, targets, max_labels=max_labels
         )
-        loss = _nan_without_labels(loss, targets)
+        loss = base_model.nan_without_labels(loss, targets)
     else:
         layer = _transform(model, live, hidden), weight, bias
         if targets is None:
@@ -115,13 +114,11 @@ def forward(
         if logits is None:
             logits = _logits(*layer, apart=decoder is not None and not in_decoder)
             if targets is not None:
-                loss = _nan_without_labels(masked_cross_entropy(logits, targets), targets)
+                loss = base_model.nan_without_labels(masked_cross_entropy(logits, targets), targets)
             logits = packed.padded(logits)
     states: Any = base_model.padded_states(packed, None, wanted)
     result = annotated_output(type(model).forward)(loss=loss, logits=logits, hidden_states=states)
-    return_dict = arguments.get("return_dict")
-    as_dict = model.config.return_dict if return_dict is None else return_dict
-    return result if as_dict else result.to_tuple()
+    return base_model.in_form_asked_for(result, model, arguments)
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, apart: bool) -> Tensor:
@@ -175,8 +172,3 @@ def _labelled_tokens(labels: Tensor, count: int, batch: PackedBatch) -> Tensor:
     """The indices of the tokens with a label, whose number is ``count``."""
     labelled = _of_real_tokens(labels, batch) != -100
     return labelled.nonzero_static(size=count).flatten()
-
-
-def _nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
-    # Without any label the class's loss is NaN, and callers may rely on that.
-    return torch.where((labels != -100).any(), loss, torch.nan)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.models import checkpoint
 from fastenc.models.adapters.adaptation_methods import Adaptation, Lora, PrefixTuning
 from fastenc.models.adapters.adaptations import (
@@ -181,9 +181,7 @@ def _write(folder: Path, model: "PretrainedModel", name: str, base: str) -> None
         lambda path: save_file(held, path, metadata={"format": "pt"}),
     )
     text = json.dumps(adapter_config_of(model, adaptation, base), indent=2, sort_keys=True) + "\n"
-    write_atomically(
-        folder / checkpoint.ADAPTER_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
-    )
+    write_text_atomically(folder / checkpoint.ADAPTER_CONFIG, text)
 
 
 def _check_head(folder: Path, model: "PretrainedModel") -> None:

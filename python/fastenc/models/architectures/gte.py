@@ -5,19 +5,25 @@ Checkpoints of the hub's remote code (model_type "new", in snowflake-arctic-embe
 scaling, which does not depend on the text's length.
 """
 
-import re
-
 from torch import Tensor
 
 from fastenc.models.architectures.modules import Biases, HeadSpec
-from fastenc.models.architectures.names import BERT_CONFIG, dropouts_in_layers, split_rows
+from fastenc.models.architectures.names import (
+    BERT_CONFIG,
+    QKV,
+    Names,
+    dropouts_in_layers,
+    renamed_in_layer,
+)
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.values import COUNT, POSITIVE, TABLE, ConfigValues, check
 from fastenc.nn.layer_dropout import LayerDropout
 
 # The remote code's names in a layer → transformers'.
-HUB_LAYER = {
+HUB_LAYER: Names = {
+    "attention.qkv_proj": QKV,
     "attention.o_proj": "self_attn.o_proj",
+    "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
     "attn_ln": "post_attention_layernorm",
     "mlp_ln": "post_mlp_layernorm",
 }
@@ -81,19 +87,7 @@ class Gte(NomicBert):
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         name = name.removeprefix("new.").replace("encoder.layer.", "layers.")
         name = name.replace("lm_head.norm.", "lm_head.layer_norm.")
-        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
-        if in_layer and in_layer[2] == "attention.qkv_proj":
-            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
-            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
-        if in_layer and in_layer[2] == "mlp.up_gate_proj":
-            up, gate = split_rows(name, tensor, 2)
-            return {
-                f"{in_layer[1]}.mlp.up_proj.{in_layer[3]}": up,
-                f"{in_layer[1]}.mlp.gate_proj.{in_layer[3]}": gate,
-            }
-        if in_layer and in_layer[2] in HUB_LAYER:
-            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
-        return {name: tensor}
+        return renamed_in_layer(name, tensor, HUB_LAYER)
 
 
 def _rope_parameters(values: ConfigValues) -> ConfigValues:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastenc.models.architectures.modules import Biases, HeadSpec
-from fastenc.models.architectures.names import BERT_CONFIG, Names, split_rows
+from fastenc.models.architectures.names import BERT_CONFIG, QKV, Names, renamed_in_layer
 from fastenc.models.architectures.nomic_bert import NomicBert
 from fastenc.models.architectures.roberta import Roberta
 from fastenc.models.architectures.values import (
@@ -27,7 +27,8 @@ from fastenc.nn.layer_spec import AttentionSpec, FeedForwardSpec, LayerSpec, Nor
 from fastenc.ops.activation import ACTIVATIONS
 
 # The remote code's names in a layer → transformers'.
-HUB_LAYER = {
+HUB_LAYER: Names = {
+    "mixer.Wqkv": QKV,
     "mixer.out_proj": "self_attn.o_proj",
     "norm1": "post_attention_layernorm",
     "norm2": "post_mlp_layernorm",
@@ -138,13 +139,7 @@ class JinaEmbeddingsV3(NomicBert):
             return self._renamed_lora(lora[1], lora[2], tensor)
         name = name.removeprefix("roberta.").replace("emb_ln.", "embeddings.LayerNorm.")
         name = name.removeprefix("encoder.")
-        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
-        if in_layer and in_layer[2] == "mixer.Wqkv":
-            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
-            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
-        if in_layer and in_layer[2] in HUB_LAYER:
-            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
-        return {name: tensor}
+        return renamed_in_layer(name, tensor, HUB_LAYER)
 
     def _renamed_lora(self, module: str, letter: str, tensor: Tensor) -> dict[str, Tensor]:
         """A module's LoRA matrices (tasks, rows, columns) by PEFT's names. In the files q, k and v share A."""

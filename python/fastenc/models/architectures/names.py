@@ -1,5 +1,7 @@
 """Our names and those of a checkpoint: of modules, and of the fields of config.json."""
 
+import re
+
 from torch import Tensor
 
 # Name of our module or parameter → name in the checkpoint, or several names, whose tensors are stacked in ours.
@@ -20,6 +22,7 @@ BERT_CONFIG = {
     "classifier_dropout_p": "classifier_dropout",
     "initializer_range": "initializer_range",
 }
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 BERT_EMBEDDINGS: Names = {
     "embeddings.word": "embeddings.word_embeddings",
     "embeddings.position": "embeddings.position_embeddings",
@@ -36,6 +39,22 @@ def split_rows(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
             "checkpoint damaged?"
         )
     return tensor.chunk(count) if tensor.shape[0] else (tensor,) * count
+
+
+def renamed_in_layer(name: str, tensor: Tensor, modules: Names) -> dict[str, Tensor]:
+    """A checkpoint's tensor by transformers' names of modules in layers ("layers.0", ...); others keep their name.
+
+    Args: modules: the file's name of a module → transformers' name, or several names, whose tensors the file stacks.
+    """
+    in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
+    if in_layer is None or in_layer[2] not in modules:
+        return {name: tensor}
+    layer, module, kind = in_layer.groups()
+    theirs = modules[module]
+    if isinstance(theirs, str):
+        return {f"{layer}.{theirs}.{kind}": tensor}
+    parts = split_rows(name, tensor, len(theirs))
+    return {f"{layer}.{each}.{kind}": part for each, part in zip(theirs, parts, strict=True)}
 
 
 def dropouts_in_layers(count: int, path: str, names: dict[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ Source: Nussbaum et al. 2024, arXiv:2402.01613. Checkpoints of the hub's remote 
 supported.
 """
 
-import re
 from typing import ClassVar
 
 from torch import Tensor
@@ -15,10 +14,11 @@ from fastenc.models.architectures.modules import Biases, HeadSpec
 from fastenc.models.architectures.names import (
     BERT_CONFIG,
     BERT_EMBEDDINGS,
+    QKV,
     Names,
     dropouts_in_layers,
     in_layers,
-    split_rows,
+    renamed_in_layer,
 )
 from fastenc.models.architectures.rotary import read_rotary, read_scaling
 from fastenc.models.architectures.values import POSITIVE, ROPE, TABLE, ConfigValues
@@ -38,7 +38,8 @@ HUB_CONFIG = {
     "attn_pdrop": "attention_probs_dropout_prob",
 }
 # The remote code's names in a layer → transformers'.
-HUB_LAYER = {
+HUB_LAYER: Names = {
+    "attn.Wqkv": QKV,
     "attn.out_proj": "self_attn.o_proj",
     "mlp.fc11": "mlp.up_proj",
     "mlp.fc12": "mlp.gate_proj",
@@ -170,13 +171,7 @@ class NomicBert(Architecture):
     def renamed(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         name = name.removeprefix("bert.").removeprefix("encoder.")
         name = name.replace("emb_ln.", "embeddings.LayerNorm.")
-        in_layer = re.match(r"(layers\.\d+)\.(.+)\.(weight|bias)$", name)
-        if in_layer and in_layer[2] == "attn.Wqkv":
-            qkv = zip("qkv", split_rows(name, tensor, 3), strict=True)
-            return {f"{in_layer[1]}.self_attn.{x}_proj.{in_layer[3]}": v for x, v in qkv}
-        if in_layer and in_layer[2] in HUB_LAYER:
-            name = f"{in_layer[1]}.{HUB_LAYER[in_layer[2]]}.{in_layer[3]}"
-        return {name: tensor}
+        return renamed_in_layer(name, tensor, HUB_LAYER)
 
 
 def _rope(values: ConfigValues) -> ConfigValues:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.ops.gemm import linear_in_one_order
 
@@ -57,8 +57,7 @@ class Dense:
             tensors["linear.bias"] = self.bias
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
-        text = json.dumps(values, indent=2) + "\n"
-        write_atomically(folder / CONFIG, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text_atomically(folder / CONFIG, json.dumps(values, indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> "Dense | None":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import member, write_atomically
+from fastenc._base.files import member, write_atomically, write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc.models.architectures.values import COUNT, NOT_NEGATIVE, SWITCH, Rule, check
 from fastenc.models.checkpoint import (
@@ -338,5 +338,4 @@ def json_in(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(values, indent=2) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text_atomically(path, json.dumps(values, indent=2) + "\n")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastenc._base.extras import require
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_atomically, write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc.models.checkpoint import read_json, read_tensor_file
 from fastenc.models.config import EncoderConfig
@@ -154,5 +154,4 @@ class WordSenseModel(PretrainedModel):
         }
         write_atomically(folder / VECTORS, lambda path: save_file(tensors, path))
         values = {"senses": inventory.senses, "min_examples": inventory.min_examples}
-        text = json.dumps(values, ensure_ascii=False, indent=1)
-        write_atomically(folder / NAMES, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text_atomically(folder / NAMES, json.dumps(values, ensure_ascii=False, indent=1))

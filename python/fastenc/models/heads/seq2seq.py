@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastenc._base.files import write_atomically
+from fastenc._base.files import write_text_atomically
 from fastenc._base.json_values import JsonObject
 from fastenc._base.progress import progress_bar, unless_few
 from fastenc.models import checkpoint
@@ -316,9 +316,7 @@ class Seq2Seq(PretrainedModel):
     def write_beside(self, folder: Path) -> None:
         if self.generation_config is not None:
             text = json.dumps(self.generation_config, ensure_ascii=False, indent=2)
-            write_atomically(
-                folder / GENERATION_CONFIG, lambda path: path.write_text(text, encoding="utf-8")
-            )
+            write_text_atomically(folder / GENERATION_CONFIG, text)
 
     def head_names(self) -> dict[str, str]:
         return {HEAD: HEAD, LOGITS_BIAS: LOGITS_BIAS}

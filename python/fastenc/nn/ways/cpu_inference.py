@@ -18,6 +18,8 @@ from fastenc.nn.layer_call import (
     LAYER_VECTORS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
+    SORTED_QKV,
     VALUE_NORMS,
     LayerCall,
 )
@@ -52,9 +54,9 @@ MIN_ROWS_PER_THREAD = 16
 # Threads take whole sequences. Their work is even only if a thread has at least this many of the longest ones.
 MIN_SEQUENCES_PER_THREAD = 4
 # The features of a call that these ops compute.
-TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads", "rotates_neighbours"}
+TAKES = (
+    PLAIN_LAYERS
+    | SORTED_QKV
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -66,7 +68,6 @@ TAKES = frozenset(
     | KEY_BIAS
     | OUTPUT_TOKENS
     | {"cross_norm", "cross", "source", "cache"}
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
 )
 
 
@@ -75,12 +76,8 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
     x, weights = layer_call.state.x, layer_call.weights
     if torch.compiler.is_compiling():
         return "torch.compile sees through single ops only"
-    if torch.is_grad_enabled():
-        return "gradients are on"
-    if in_forward_mode():
-        return "forward-mode differentiation is on"
-    if dispatch.autocast_dtype(x.device.type):
-        return "autocast is on"
+    if (reason := mode_reason(x)) is not None:
+        return reason
     # Frozen weights were asked before they were packed.
     reason = None if layer_call.prepared.packed else weights_reason(weights, layer_call.spec)
     if reason is None and not has_few_rows(x) and not multiplies_pairs(weights):
@@ -91,6 +88,15 @@ def unsupported_reason(layer_call: LayerCall) -> str | None:
         dtype = weights.down_weight.dtype
         return f"its input must be {dtype} on the CPU like its weights, got {x.dtype} on {x.device.type}"
     return None
+
+
+def mode_reason(x: Tensor) -> str | None:
+    """Why no layer can run without gradients in the current mode (gradients, autocast), or None."""
+    if torch.is_grad_enabled():
+        return "gradients are on"
+    if in_forward_mode():
+        return "forward-mode differentiation is on"
+    return "autocast is on" if dispatch.autocast_dtype(x.device.type) else None
 
 
 def has_few_rows(x: Tensor) -> bool:

@@ -21,7 +21,7 @@ from fastenc.nn.layer_call import (
 )
 from fastenc.nn.layer_spec import AttentionSpec, LayerSpec
 from fastenc.nn.layer_weights import CrossWeights, LayerWeights, stack_biases
-from fastenc.ops import activation, gemm, library
+from fastenc.ops import activation, dispatch, gemm, library
 from fastenc.ops.attention import WIDEST
 
 
@@ -42,7 +42,8 @@ def weights_reason(weights: LayerWeights, spec: LayerSpec) -> str | None:
             "widths must be multiples of 16, they are "
             f"{rows} (hidden), {columns} (inner) and {a.head_dim} (a head)"
         )
-    widest = 128 if a.position_terms or a.block_size or a.global_attention else WIDEST
+    other_attention = a.position_terms or a.block_size or a.global_attention
+    widest = dispatch.WIDEST_HEAD if other_attention else WIDEST
     if spec.layer_vector_size % 16:
         return (
             f"layer vectors must have a multiple of 16 numbers, they have {spec.layer_vector_size}"

@@ -15,12 +15,15 @@ from fastenc.nn.layer_call import (
     BLOCK_SPARSE,
     CROSS_ATTENTION,
     DISENTANGLED,
+    DROPOUTS,
     GLOBAL_ATTENTION,
     GLOBAL_TOKENS,
     JOINT_HEAD_NORMS,
     KEY_BIAS,
     OUTPUT_TOKENS,
     OWN_NORMS,
+    PLAIN_LAYERS,
+    SORTED_QKV,
     LayerCall,
 )
 from fastenc.nn.layer_inputs import LayerState
@@ -35,11 +38,11 @@ from fastenc.ops.attention import WIDEST, triton_limit
 from fastenc.ops.derivatives import in_forward_mode
 from fastenc.packing import check_cu_seqlens
 
-WIDEST_OTHERS = 128  # the widest heads of the kernels of other attentions than the plain one
 # The features of a call that these nodes compute.
-TAKES = frozenset(
-    {"window", "rotary", "relative_bias", "pre_norm", "norm_type=rms", "gated", "interleaved"}
-    | {"key_heads", "rotates_neighbours"}
+TAKES = (
+    PLAIN_LAYERS
+    | SORTED_QKV
+    | DROPOUTS
     | DISENTANGLED
     | GLOBAL_ATTENTION
     | GLOBAL_TOKENS
@@ -49,8 +52,6 @@ TAKES = frozenset(
     | KEY_BIAS
     | OUTPUT_TOKENS
     | CROSS_ATTENTION
-    | {f"activation={name}" for name in ("gelu_tanh", "silu", "relu")}
-    | {f"{name}_dropout" for name in ("attention", "attention_out", "inner", "down", "positions")}
 )
 
 
@@ -85,7 +86,7 @@ def mode_reason() -> str | None:
 def _shape_reason(x: Tensor, spec: LayerSpec, op: str) -> str | None:
     """Why a layer of this description cannot run as fused autograd nodes, or None. op: that of its attention."""
     head_dim = spec.attention.head_dim
-    widest = WIDEST if op == "attention" else WIDEST_OTHERS
+    widest = WIDEST if op == "attention" else dispatch.WIDEST_HEAD
     if head_dim % 16 or head_dim > widest:
         return f"head_dim must be a multiple of 16 up to {widest}, it is {head_dim}"
     if x.device.type != "cpu" and (reason := triton_limit(head_dim, x.dtype)):

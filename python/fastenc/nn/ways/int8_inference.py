@@ -25,8 +25,7 @@ from fastenc.nn.layer_spec import LayerSpec
 from fastenc.nn.layer_vectors import add_gated
 from fastenc.nn.layer_weights import LayerWeights, stack_biases
 from fastenc.nn.ways import cpu_attention, cpu_inference, cpu_weights
-from fastenc.ops import activation, dispatch, int8_products, library
-from fastenc.ops.derivatives import in_forward_mode
+from fastenc.ops import activation, int8_products, library
 from fastenc.packing import check_cu_seqlens
 
 # The features of a call that these ops compute.
@@ -76,13 +75,9 @@ def call_reason(layer_call: LayerCall) -> str | None:
     """Why a layer with weights in 8 bits cannot run on them in this call, or None."""
     if torch.compiler.is_compiling() and not layer_call.weights.down_weight.is_meta:
         return "torch.compile sees through single ops only"
-    if torch.is_grad_enabled():
-        return "gradients are on"
-    if in_forward_mode():
-        return "forward-mode differentiation is on"
     x = layer_call.state.x
-    if dispatch.autocast_dtype(x.device.type):
-        return "autocast is on"
+    if (reason := cpu_inference.mode_reason(x)) is not None:
+        return reason
     if x.dtype != torch.float32 or x.device.type != "cpu":
         return f"its input must be float32 on the CPU, got {x.dtype} on {x.device.type}"
     return "it has an adaptation" if layer_call.adaptation is not None else None
