@@ -47,6 +47,18 @@ def test_a_copy_of_a_prepared_model_has_weights_of_its_own(accelerator, task):
         assert torch.equal(ours(**batch)[0], before)
 
 
+def test_a_prepared_model_that_is_patched_again(accelerator):
+    """accelerate's wrapper of the first patch's forward is then the forward before the second."""
+    theirs, batch = model("bert"), padded_batch("bert")
+    prepared = accelerator.prepare(fastenc.patch(copy.deepcopy(theirs)))
+    again = fastenc.patch(fastenc.unpatch(prepared))
+    with pytest.warns(UserWarning, match="its forward was replaced"), torch.no_grad():
+        ours = again(**batch)
+    with torch.no_grad():
+        expected = accelerator.prepare(theirs)(**batch)
+    assert torch.equal(ours.last_hidden_state, expected.last_hidden_state)
+
+
 def test_the_signature_after_unwrapping(accelerator):
     """The Trainer drops the columns that the signature does not name."""
     theirs = model("bert")

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 
 import fastenc
-from fastenc.ops import int8_products, library
+from fastenc.ops import int8_products
 from tests.helpers.checkpoints import close
+from tests.helpers.extension import needs_cpp
 from tests.helpers.families import whole
 
 pytestmark = [
-    pytest.mark.skipif(not library.HAS_CPP, reason="the C++ extension is not installed"),
+    needs_cpp,
     pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`:UserWarning"),
 ]
 needs_int8 = pytest.mark.skipif(

@@ -4,6 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=nn.Module)
 FROZEN = "fastenc_frozen"
+# The module whose earlier forward is being called.
+_in_previous: ContextVar[Any] = ContextVar("module in its earlier forward", default=None)
 
 
 def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
@@ -311,8 +314,15 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched module."""
     state, class_forward = state_of(module), type(module).forward
     previous = None if state is None else state.previous
+    if previous is not None and _in_previous.get() is module:
+        kwargs.pop(KEY, None)
+        return class_forward(module, *args, **kwargs)
     # A partial and not a bound method: torch.compile would look a method up on the module and find this forward again.
-    plain = functools.partial(class_forward, module) if previous is None else previous
+    plain = (
+        functools.partial(class_forward, module)
+        if previous is None
+        else functools.partial(_call_previous, module, previous)
+    )
     if state is not None and state.frozen is not None:
         state.frozen.drop_in_call_with_gradients()
     is_replica = module.__dict__.get("_is_replica", False)
@@ -325,6 +335,16 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     if state is None or len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
         return plain(*args, **kwargs)  # raises Python's error for too many or repeated arguments
     return state.fused(module, state, {**dict(zip(names, args, strict=False)), **kwargs}, plain)
+
+
+def _call_previous(module: Any, previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a forward that the module had before it was patched. It may wrap that of an earlier patch, which is this
+    module's forward again."""
+    token = _in_previous.set(module)
+    try:
+        return previous(*args, **kwargs)
+    finally:
+        _in_previous.reset(token)
 
 
 @functools.cache
