@@ -133,12 +133,11 @@ def check_vocabulary_layer(
         raise ValueError(
             f"{op}: {prefix}bias must have shape ({weight.shape[0]},), got {tuple(bias.shape)}"
         )
-    casts = autocast_dtype(hidden.device.type) is not None
     for name, value in (("weight", weight), ("bias", bias)):
         if value is None:
             continue
         check_device(op, prefix + name, value, hidden)
-        if value.dtype != hidden.dtype and not casts:
+        if value.dtype != hidden.dtype and autocast_dtype(hidden.device.type) is None:
             raise ValueError(
                 f"{op}: {prefix}{name} must have {prefix}hidden's dtype {hidden.dtype}, got {value.dtype}: cast one of "
                 "them"
