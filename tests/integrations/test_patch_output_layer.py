@@ -77,6 +77,15 @@ def loaded(model):
     model.load_state_dict(model.state_dict())
 
 
+def resized(model):
+    model.resize_token_embeddings(110)  # in 8 bits as many rows as before
+
+
+def tied_to_other_embeddings(model):
+    model.set_input_embeddings(torch.nn.Embedding(97, 32))
+    model.tie_weights()
+
+
 def with_lora(model):
     """It is added to a frozen model, which computes with it once."""
     peft = pytest.importorskip("peft")
@@ -86,8 +95,11 @@ def with_lora(model):
     model.lm_head = model.lm_head.base_layer
 
 
+ENDS = [trained, with_gradients, loaded, resized, tied_to_other_embeddings, with_lora]
+
+
 @needs_int8
-@pytest.mark.parametrize("end", [trained, with_gradients, loaded, with_lora])
+@pytest.mark.parametrize("end", ENDS)
 def test_what_ends_8_bits(end):
     model = fastenc.freeze(patched(), dtype="int8")
     x = states_of(model, 2)
