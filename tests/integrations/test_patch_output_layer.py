@@ -11,6 +11,7 @@ import fastenc
 from fastenc.ops import int8_products, library
 from tests.helpers.checkpoints import close
 from tests.helpers.families import whole
+from tests.integrations.test_live_model import Loud, set_weight
 
 pytestmark = [
     pytest.mark.skipif(not library.HAS_CPP, reason="the C++ extension is not installed"),
@@ -144,6 +145,20 @@ def test_other_calls_have_the_layers_own_results():
     assert not any("fastenc" in node.kind() for node in traced.graph.nodes())
     assert "forward" not in fastenc.unpatch(model).lm_head.__dict__
     assert [*model.lm_head.named_modules()] == [("", model.lm_head)]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda weight: weight.as_subclass(Loud), torch.Tensor.to_sparse]
+)
+def test_a_weight_that_is_no_dense_tensor(change):
+    """As quantisation libraries have them: torch computes the product."""
+    model, x = patched(), states_of(patched(), 2)
+    weight = model.lm_head.weight.detach()
+    set_weight(model.lm_head, change)
+    with torch.no_grad():
+        close(model.lm_head(x), F.linear(x, change(weight)))
+    with pytest.raises(ValueError, match=r"output layer .* a weight is .*: leave out dtype"):
+        fastenc.freeze(model, dtype="int8")
 
 
 def test_a_replaced_output_layer():
