@@ -298,6 +298,25 @@ def test_a_cache_can_be_used_as_transformers(change, copied):
         close(ours, theirs, atol=1e-4)
 
 
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_cache_of_inference_mode_can_be_used_outside(packs, monkeypatch):
+    """Also on processors that pack no weights."""
+    monkeypatch.setattr(cpu_weights, "packed_is_faster", lambda: packs)
+    own, fused = pair()
+    source, rows = source_of("bart"), torch.tensor([1, 1, 3, 2])
+    logits = []
+    for model in (own, fused):
+        with torch.inference_mode():
+            output = next_token(model, source, next_token(model, source))
+            output[CACHE].self_attention_cache.reorder_cache(rows)
+        with torch.no_grad():
+            for _ in range(2):
+                output[CACHE].self_attention_cache.reorder_cache(rows)
+                output = next_token(model, source, output)
+        logits.append(output.logits)
+    close(*logits, atol=1e-4)
+
+
 @torch.no_grad()
 def test_a_cache_of_one_searchs_targets_and_anothers_sources():
     own, fused = pair()

@@ -12,6 +12,7 @@ from fastenc.ops import int8_products
 from tests.helpers.checkpoints import close
 from tests.helpers.extension import needs_cpp
 from tests.helpers.families import whole
+from tests.integrations.test_live_model import Loud, set_weight
 
 pytestmark = [
     needs_cpp,
@@ -78,6 +79,15 @@ def loaded(model):
     model.load_state_dict(model.state_dict())
 
 
+def resized(model):
+    model.resize_token_embeddings(110)  # in 8 bits as many rows as before
+
+
+def tied_to_other_embeddings(model):
+    model.set_input_embeddings(torch.nn.Embedding(97, 32))
+    model.tie_weights()
+
+
 def with_lora(model):
     """It is added to a frozen model, which computes with it once."""
     peft = pytest.importorskip("peft")
@@ -87,8 +97,11 @@ def with_lora(model):
     model.lm_head = model.lm_head.base_layer
 
 
+ENDS = [trained, with_gradients, loaded, resized, tied_to_other_embeddings, with_lora]
+
+
 @needs_int8
-@pytest.mark.parametrize("end", [trained, with_gradients, loaded, with_lora])
+@pytest.mark.parametrize("end", ENDS)
 def test_what_ends_8_bits(end):
     model = fastenc.freeze(patched(), dtype="int8")
     x = states_of(model, 2)
@@ -133,6 +146,20 @@ def test_other_calls_have_the_layers_own_results():
     assert not any("fastenc" in node.kind() for node in traced.graph.nodes())
     assert "forward" not in fastenc.unpatch(model).lm_head.__dict__
     assert [*model.lm_head.named_modules()] == [("", model.lm_head)]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda weight: weight.as_subclass(Loud), torch.Tensor.to_sparse]
+)
+def test_a_weight_that_is_no_dense_tensor(change):
+    """As quantisation libraries have them: torch computes the product."""
+    model, x = patched(), states_of(patched(), 2)
+    weight = model.lm_head.weight.detach()
+    set_weight(model.lm_head, change)
+    with torch.no_grad():
+        close(model.lm_head(x), F.linear(x, change(weight)))
+    with pytest.raises(ValueError, match=r"output layer .* a weight is .*: leave out dtype"):
+        fastenc.freeze(model, dtype="int8")
 
 
 def test_a_replaced_output_layer():

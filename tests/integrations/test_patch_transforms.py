@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fastenc
 from fastenc import DataCollatorWithSeqlens
 from tests.helpers.extension import needs_cpp
-from tests.helpers.families import model, padded_batch
+from tests.helpers.families import model, padded_batch, whole
 from tests.helpers.patching import assert_same_outputs
 
 pytestmark = needs_cpp
@@ -162,6 +162,20 @@ def test_tracing():
         expected = theirs(batch["input_ids"], batch["attention_mask"]).last_hidden_state
     real = batch["attention_mask"].bool()
     torch.testing.assert_close(hidden[real], expected[real], rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_tracing_an_encoder_decoder():
+    """Without cache, as for an exported model that decodes anew for every token."""
+    theirs = whole("bart").eval().requires_grad_(False)
+    ours = fastenc.patch(copy.deepcopy(theirs))
+    batch, targets = padded_batch("bart"), torch.randint(5, 97, (4, 6))
+    inputs = (batch["input_ids"], batch["attention_mask"])
+    call = lambda ids, mask, target: ours(ids, mask, target, use_cache=False, return_dict=False)[0]
+    traced = torch.jit.trace(call, (*inputs, targets), check_trace=False)
+    expected = theirs(*inputs, targets.flip(0), use_cache=False).logits
+    torch.testing.assert_close(traced(*inputs, targets.flip(0)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.usefixtures("ours")

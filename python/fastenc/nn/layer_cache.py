@@ -36,7 +36,7 @@ class LayerCache:
         """
         new = keys_values.permute(2, 1, 0, 3, 4)
         if self._memory is None:
-            self._memory = new.new_empty(2, 0, *new.shape[2:])
+            self._memory = _memory_like(new, [2, 0, *new.shape[2:]])
         memory, end = self.with_room(new.shape[1]), self.length + new.shape[1]
         memory[:, self.length : end] = new
         self.length = end
@@ -49,7 +49,7 @@ class LayerCache:
         assert memory is not None  # the first tokens were added with append()
         if memory.shape[1] < length + tokens:
             room = max(2 * length, length + tokens, FIRST_ROOM)
-            larger = memory.new_empty(2, room, *memory.shape[2:])
+            larger = _memory_like(memory, [2, room, *memory.shape[2:]])
             larger[:, :length] = memory[:, :length]
             memory = self._memory = larger
         return memory
@@ -67,8 +67,14 @@ class LayerCache:
         shape = list(self._memory.shape)
         shape[2] = len(sequences)
         if self._spare is None or list(self._spare.shape) != shape:
-            self._spare = self._memory.new_empty(shape)
+            self._spare = _memory_like(self._memory, shape)
         for part, chosen in zip(self._memory, self._spare, strict=True):
             kept = chosen[: self.length]
             torch.index_select(part[: self.length], 1, sequences, out=kept)
         self._memory, self._spare = self._spare, self._memory
+
+
+def _memory_like(x: Tensor, shape: list[int]) -> Tensor:
+    """Memory that a call outside of ``torch.inference_mode()`` may write to, too."""
+    with torch.inference_mode(False):
+        return x.new_empty(shape)

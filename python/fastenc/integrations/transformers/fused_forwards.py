@@ -109,8 +109,9 @@ def decoder_forward(decoder, state: PatchState, arguments: dict, plain):
         output = decode_next(decoder, live, arguments)
         return plain(**arguments) if output is None else output
     reason = encoder_decoder.decoder_reason(decoder, live, arguments)
-    reading = live.read(decoder)
-    reason = reason or base_model.model_reason(reading)
+    if reason is None:
+        reading = live.read(decoder)
+        reason = base_model.model_reason(reading)
     if reason is not None:
         warn_once(decoder, state, reason)
         return plain(**arguments)

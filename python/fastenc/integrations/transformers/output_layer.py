@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fastenc.integrations.transformers import base_model
 from fastenc.integrations.transformers.hooks import forward_reason
+from fastenc.integrations.transformers.live_model import weight_difference
 from fastenc.integrations.transformers.lora import base_linear
 from fastenc.integrations.transformers.patch_state import PatchState
 
@@ -28,13 +29,18 @@ class OutputLayerOwner:
         self._model = model
 
     def output_weight(self) -> Tensor:
-        """Raises: ValueError if the output layer has LoRA, or is of another class."""
+        """Raises: ValueError if the output layer has LoRA, or it or its weight is of another class."""
         head: Any = self._model.lm_head
         if type(head) is not nn.Linear:
             home = type(head).__module__
             raise ValueError(
                 "the output layer of the model cannot run in int8: it must be a torch.nn.Linear, without LoRA, got "
                 f"{home}.{type(head).__name__}: merge the LoRA, or leave out dtype"
+            )
+        reason = weight_difference(head, head.weight.shape)
+        if reason is not None:
+            raise ValueError(
+                f"the output layer of the model cannot run in int8: {reason}: leave out dtype"
             )
         return head.weight
 
@@ -58,4 +64,4 @@ def _is_ours(x: Any, head: nn.Linear) -> bool:
     weight = head.weight
     if x.device.type != "cpu" or (x.dtype, x.device) != (weight.dtype, weight.device):
         return False
-    return x.dim() > 1 and x.shape[-1] == weight.shape[1]
+    return x.dim() > 1 and weight_difference(head, torch.Size((len(weight), x.shape[-1]))) is None
