@@ -180,8 +180,9 @@ def _prepared_encoder_decoder(
             state = _install(top, encoder_decoder_forward)
             state.labelled_logits_only = labelled_logits_only
             head = output_layer_of(top)
-            if state.frozen is None and head is not None:
-                _keep_copies(top, FrozenHead())
+            if head is not None:
+                if state.frozen is None:
+                    _keep_copies(top, FrozenHead())
                 _install(head, output_layer_forward).frozen = state.frozen
 
     return install
