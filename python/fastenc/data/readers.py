@@ -106,7 +106,7 @@ def read_labelled(
         regression: the labels are numbers to predict.
         multi_label: a text has any number of labels, as a list in JSON or separated by commas in other tables.
         quoting: of a TSV file, see :func:`numbered_rows`.
-    Warns: without ``label_names``, if two labels differ by case or by spaces around them alone.
+    Warns: without ``label_names``, if two labels differ only by case, or by spaces around them.
     Raises: ValueError with file and line number for a missing column, a wrong number of columns, bad JSON, a missing
         label, a label that is not in ``label_names``, the same label in all rows if ``label_names`` is None, text that
         is not UTF-8, and a file without rows.
@@ -242,7 +242,7 @@ def _labels(row: Row, name: str, where: str) -> set[str]:
 
 
 def _warn_of_like_names(path: str | Path, names: Sequence[str]) -> None:
-    """Warn of two labels that differ by case or by spaces around them alone: each is a class of its own."""
+    """Warn of two labels that differ only by case, or by spaces around them. Each is a class of its own."""
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(name.strip().casefold(), name)

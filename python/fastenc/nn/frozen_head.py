@@ -20,10 +20,12 @@ class HeadOwner(Protocol):
 
 
 class HeadCopy(NamedTuple):
-    """Fields:
-    packed: the weight in 8 bits.
-    weight: the weight that was copied, in its memory. With another one the copy is dropped. None: the copy replaces
-        the weight.
+    """The copy of one output layer's weight.
+
+    Fields:
+        packed: the weight in 8 bits.
+        weight: the weight that was copied, which shares the memory of the model's. If the model has another one, the
+            copy is dropped. None: the copy replaces the weight.
     """
 
     packed: Tensor

@@ -78,7 +78,8 @@ def choose(
 
 
 def head_limits(head_dim: int, widest_triton: int = WIDEST_HEAD) -> dict[str, str | None]:
-    """Why a kernel cannot take heads of this width, or None, for each of :func:`choose`'s limits."""
+    """The limits that :func:`choose` takes: why the C++ kernel and the Triton kernel cannot take heads of this width,
+    each None if it can."""
     cpp = triton = None
     if head_dim % 16 or not 0 < head_dim <= WIDEST_HEAD:
         cpp = f"head_dim must be a multiple of 16 up to {WIDEST_HEAD}, got {head_dim}"

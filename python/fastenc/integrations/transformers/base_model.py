@@ -308,7 +308,7 @@ def in_form_asked_for(result: Any, model: "PreTrainedModel", arguments: dict) ->
 
 
 def nan_without_labels(loss: Tensor, labels: Tensor) -> Tensor:
-    """The loss. Without any label that of transformers' classes is NaN, and callers may rely on that."""
+    """The loss, or NaN if there is no label, as transformers' classes give. Callers may rely on the NaN."""
     return torch.where((labels != -100).any(), loss, torch.nan)
 
 

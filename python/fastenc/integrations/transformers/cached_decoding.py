@@ -29,7 +29,7 @@ def decode_next(decoder: "PreTrainedModel", live: LiveEncoder, arguments: dict[s
     cache = next((c for name in CACHE_NAMES if (c := arguments.get(name)) is not None), None)
     if not _asks_for_tokens_alone(decoder, arguments):
         return None
-    # It needs transformers, which only a decoder of transformers may take for granted.
+    # It imports transformers, which need not be installed as long as no decoder of transformers calls.
     from fastenc.integrations.transformers import decoder_cache
 
     if cache is None:
@@ -88,7 +88,7 @@ def _begun(
 
 
 def _asks_for_tokens_alone(decoder: "PreTrainedModel", arguments: dict[str, Any]) -> bool:
-    """Whether the call asks for the states of as many new tokens of each target, and for nothing else."""
+    """Whether the call asks for the states of new tokens alone. Each target has the same number of them."""
     if base_model.given_names(arguments) - TAKEN or torch.is_grad_enabled() or decoder.training:
         return False
     switches = ("output_attentions", "output_hidden_states")

@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     merged: tuple[tuple[str, ...], ...] = ()
 
     def without_dropout(self) -> "Reading":
-        """The same without dropout outside the layers, which ask for themselves."""
+        """The same reading without dropout outside the layers. Each layer asks itself whether it has dropout."""
         return self._replace(
             embedding_dropout_p=0.0, final_dropout_p=0.0, convolution_dropout_p=0.0
         )

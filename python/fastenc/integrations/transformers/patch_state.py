@@ -20,7 +20,7 @@ class PatchState:
         previous: a forward that the instance had as an attribute before it was patched, or None.
         labelled_logits_only: see :func:`patch`.
         encoder: the :class:`LiveEncoder`, if the module is an encoder.
-        frozen: the copies of weights with which the module's forward computes, if there can be any.
+        frozen: where :func:`fastenc.freeze` keeps copies of weights that the module's forward reads, or None.
         head: the :class:`live_head.LiveHead` of a masked-LM head, or of one that reads the first token alone.
         warned: the reasons for taking the own forward of which the user was warned.
     """

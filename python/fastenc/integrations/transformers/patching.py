@@ -67,8 +67,8 @@ def patch(model: Model, *, labelled_logits_only: bool = False) -> Model:
     model), sentence-transformers models with such an encoder, and PEFT models with LoRA, in evaluation and in training.
     Of T5, BART and their kin (mT5, umT5; mBART, Marian, Pegasus, M2M100, NLLB) it takes the whole model too: with
     labels, encoder, decoder and loss run on packed tokens. In ``generate`` on a CPU in float32, the decoder runs fused,
-    too; its weights must not change during a search. A SparseEncoder of sentence-transformers
-    computes each text's weights without the logits of its tokens.
+    too; its weights must not change during a search. A SparseEncoder of sentence-transformers computes each text's
+    weights without the logits of its tokens.
     Padding is removed before the embeddings. After the last layer it is restored with the value 0. Parameters,
     ``state_dict`` keys and ``save_pretrained`` do not change, and weights are read in every call.
 
@@ -238,7 +238,8 @@ def encoder_of(model: nn.Module, tokenizer: TokenizerLike | None = None) -> Patc
 
 
 def owner_of_weights(module: Any) -> Any:
-    """The object whose weights :func:`fastenc.freeze` copies: what reads a patched module, else the module."""
+    """What gives :func:`fastenc.freeze` a module's weights: for a patched module an object that reads it, else the
+    module itself."""
     state = state_of(module)
     if state is None or state.frozen is None:
         return module
@@ -339,8 +340,11 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _call_previous(module: Any, previous: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a forward that the module had before it was patched. It may wrap that of an earlier patch, which is this
-    module's forward again."""
+    """Call the forward that the module had before it was patched.
+
+    That forward may wrap the one of an earlier patch, which is :func:`_forward`. Inside this call, :func:`_forward`
+    runs the class's own forward.
+    """
     token = _in_previous.set(module)
     try:
         return previous(*args, **kwargs)

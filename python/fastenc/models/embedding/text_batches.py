@@ -86,9 +86,10 @@ def checked_texts(texts: str | Sequence[str]) -> list[str]:
 
 
 def items_of(values: Iterable[Any], rule: str) -> list[Any]:
-    """The items as a list. Raises: ValueError, beginning with the rule, if there are none or they are names.
+    """The items as a list.
 
-    The items of a dictionary are its keys, and those of a pandas DataFrame the names of its columns.
+    Raises: ValueError, which begins with ``rule``, for what has no items, and for a dictionary, a pandas DataFrame or
+        another table. The items of a dictionary are its keys, and those of a DataFrame the names of its columns.
     """
     dimensions = getattr(values, "ndim", 1)
     if not isinstance(values, Iterable) or isinstance(values, Mapping) or dimensions != 1:
